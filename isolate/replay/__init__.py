@@ -1,0 +1,1 @@
+"""Run a case in a child process and always come back."""

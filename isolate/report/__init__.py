@@ -1,0 +1,1 @@
+"""Faults and findings, one writer a file."""

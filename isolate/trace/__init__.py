@@ -1,0 +1,1 @@
+"""What the native side recorded, readable after the process died."""
