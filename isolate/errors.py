@@ -25,3 +25,7 @@ class ModelError(IsolateError):
 
 class DeviceError(IsolateError):
     """A target (a GPU, a driver, the hooks in front of them) is not usable here."""
+
+
+class TraceError(IsolateError):
+    """A trace cannot be read, or not be written: names the file and what is wrong with it."""

@@ -3,7 +3,7 @@
  * Written before a call and completed after it, lock-free, from any number of threads; read by isolate/trace/ring.py,
  * which mirrors this layout. All integers are little endian; sizes are bytes.
  *
- *   header (4096) | strings (strings_bytes) | records (capacity * record_bytes)
+ *   header (ISOLATE_HEADER_BYTES) | strings (strings_bytes) | records (capacity * record_bytes)
  */
 #ifndef ISOLATE_TRACE_H
 #define ISOLATE_TRACE_H
@@ -13,9 +13,12 @@
 
 #define ISOLATE_TRACE_MAGIC "ISOTRACE"
 #define ISOLATE_TRACE_VERSION 1
+#define ISOLATE_HEADER_BYTES 32768
+#define ISOLATE_FAILURES 32
+#define ISOLATE_FRAMES 24
 
 enum isolate_kind {
-    ISOLATE_STEP = 1,   /* a step of the case: call = its kind, step = its number */
+    ISOLATE_STEP = 1,   /* a step of the case: call = its kind */
     ISOLATE_NODE = 2,   /* a graph node, written before it is computed */
     ISOLATE_LAUNCH = 3, /* a kernel launch */
     ISOLATE_GRAPH = 4,  /* graph capture, instantiation, update, launch */
@@ -29,22 +32,31 @@ enum isolate_kind {
     ISOLATE_NOTE = 12   /* something isolate itself has to say: an import that no hook covers */
 };
 
-/* Parameters of a call. Which member holds depends on `kind`. */
+enum isolate_mode {
+    ISOLATE_MODE_SYNC = 1,         /* synchronize the stream after each launch */
+    ISOLATE_MODE_WINDOW = 2,       /* ... only between two launch numbers */
+    ISOLATE_MODE_NO_VMM = 4,       /* answer that the device has no virtual memory management */
+    ISOLATE_MODE_FENCE = 8,        /* each allocation ends at an unmapped page */
+    ISOLATE_MODE_POISON = 16,      /* fresh device memory is filled with NaN bytes */
+    ISOLATE_MODE_FENCE_BEFORE = 32 /* each allocation begins after an unmapped page instead */
+};
+
+/* Parameters of a call. Which member holds depends on `kind`; `words` for the kinds not named. */
 union isolate_detail {
     struct {
         uint32_t grid[3], block[3], cluster[3];
-        uint32_t blocks_of;      /* reserved, 0 */
+        uint32_t reserved;
         uint64_t shared;         /* dynamic shared memory, bytes */
         uint64_t function;       /* the handle that was launched */
     } launch;
     struct {
-        uint64_t bytes, destination, source;
-        int32_t direction;       /* cudaMemcpyKind */
+        uint64_t bytes, destination, source; /* of an allocation or a free: destination is its address */
+        int32_t direction;       /* cudaMemcpyKind, -1 where the call has none */
         int32_t value;           /* of a memset */
     } copy;
     struct {
         uint32_t op, type;       /* offsets of their names in strings */
-        int32_t index;           /* place in the graph, in order of evaluation */
+        int32_t index;           /* place in the step, in order of evaluation, from 0 */
         uint32_t source[4];      /* offsets of the sources' names, 0 = none */
         int64_t shape[4];
     } node;
@@ -52,11 +64,13 @@ union isolate_detail {
 };
 
 struct isolate_record {
-    _Atomic uint64_t number;     /* record number + 1; 0 while the record is being filled */
-    _Atomic uint32_t done;       /* 1 once the call returned */
+    /* record number + 1; 0 = never used; ISOLATE_FILLING while it is filled; with ISOLATE_COMPLETING set, the end is
+     * being written and the rest holds */
+    _Atomic uint64_t number;
+    uint32_t done;               /* 1 once the call returned */
     uint16_t kind;               /* enum isolate_kind */
     uint8_t capturing;
-    uint8_t reserved;
+    uint8_t injected;            /* 1: a fault injected by a test, the call was not made */
     uint64_t begin_ns, end_ns;   /* CLOCK_MONOTONIC */
     int64_t step;                /* the step in flight, -1 before the first */
     uint64_t launch;             /* launch number from 1 for kind LAUNCH, else number of launches begun before */
@@ -70,24 +84,72 @@ struct isolate_record {
     union isolate_detail detail;
 };
 
+#define ISOLATE_FILLING UINT64_MAX
+#define ISOLATE_COMPLETING (UINT64_C(1) << 63)
+
+/* What the hooks read where a call failed. Values are -1 where they could not be read. */
+struct isolate_evidence {
+    struct isolate_record record;       /* a copy, so that a wrapped ring still has it */
+    int64_t attributes[16];             /* enum isolate_attribute */
+    int64_t limits[16];                 /* enum isolate_limit */
+    uint32_t frames[ISOLATE_FRAMES];    /* host backtrace, innermost first: offsets of `module+0xoffset symbol` */
+    uint32_t driver_log;                /* offset of the driver's own words, 0 = none */
+    uint32_t reserved;
+};
+
+/* Of a kernel, by cudaFuncGetAttributes. */
+enum isolate_attribute {
+    ISOLATE_KERNEL_SHARED_STATIC,
+    ISOLATE_KERNEL_CONSTANT,
+    ISOLATE_KERNEL_LOCAL,
+    ISOLATE_KERNEL_MAX_THREADS,
+    ISOLATE_KERNEL_REGISTERS,
+    ISOLATE_KERNEL_PTX,
+    ISOLATE_KERNEL_BINARY,
+    ISOLATE_KERNEL_SHARED_DYNAMIC_MAX
+};
+
+/* Of a device, by cudaDeviceGetAttribute. */
+enum isolate_limit {
+    ISOLATE_DEVICE_MAX_THREADS,
+    ISOLATE_DEVICE_BLOCK_X,
+    ISOLATE_DEVICE_BLOCK_Y,
+    ISOLATE_DEVICE_BLOCK_Z,
+    ISOLATE_DEVICE_GRID_X,
+    ISOLATE_DEVICE_GRID_Y,
+    ISOLATE_DEVICE_GRID_Z,
+    ISOLATE_DEVICE_SHARED,
+    ISOLATE_DEVICE_SHARED_OPTIN,
+    ISOLATE_DEVICE_REGISTERS,
+    ISOLATE_DEVICE_WARP,
+    ISOLATE_DEVICE_MAJOR,
+    ISOLATE_DEVICE_MINOR,
+    ISOLATE_DEVICE_PROCESSORS
+};
+
 struct isolate_header {
-    char magic[8];
+    char magic[8];               /* written last when a trace is opened */
     uint32_t version, header_bytes, record_bytes, capacity, strings_bytes;
-    uint32_t mode;               /* bit 0 sync, 1 window, 2 no_vmm, 3 fence, 4 poison, 5 fence before */
+    _Atomic uint32_t mode;       /* enum isolate_mode */
     uint64_t start_ns;
     _Atomic uint64_t next;       /* records ever begun */
     _Atomic uint64_t launches;   /* launches ever begun */
     _Atomic uint64_t strings_used;
     _Atomic int64_t step;        /* the step in flight, -1 before the first */
     _Atomic uint64_t progress;   /* changes whenever anything begins or ends: the watchdog reads it */
-    _Atomic uint64_t fault;      /* number + 1 of the first record that failed, 0 = none */
-    struct isolate_record first; /* its copy, so that a wrapped ring still has it */
+    _Atomic uint64_t lost;       /* records dropped because another thread was in their place */
+    _Atomic uint64_t failed;     /* records that failed, ever */
     _Atomic uint32_t aborted;    /* 1 once abort_text is complete */
-    char abort_text[1020];       /* ggml's abort message: file:line and the expression */
+    uint32_t abort_thread;       /* gettid() of the thread that aborted */
+    uint64_t abort_record;       /* records begun before the abort */
+    uint64_t window_first, window_last; /* launch numbers, of mode WINDOW */
+    char abort_text[2048];       /* ggml's abort message: file:line and the expression */
+    /* The first half of ISOLATE_FAILURES and the latest half */
+    struct isolate_evidence failures[ISOLATE_FAILURES];
 };
 
-/* Opens (creates, truncates) a trace and makes it the one this process writes. `path` may be /proc/self/fd/N.
- * capacity: a power of two. Returns 0, or errno. */
+/* Opens (creates, empties) a trace and makes it the one this process writes. `path` may be /proc/self/fd/N; no other
+ * thread may be in a traced call. capacity: a power of two. Returns 0, or errno. */
 int isolate_trace_open(const char *path, uint32_t capacity, uint32_t strings_bytes);
 void isolate_trace_close(void);
 
@@ -95,13 +157,16 @@ void isolate_trace_close(void);
 uint64_t isolate_step_begin(int64_t step, const char *kind);
 void isolate_step_end(uint64_t record, int32_t code);
 
-/* A graph node about to be computed. sources: up to 4 names, NULL after the last. */
-void isolate_node(int32_t index, const char *op, const char *name, const char *type, const int64_t shape[4],
-                  const char *const sources[4]);
+/* A graph node about to be computed: returns the record's number for isolate_node_end. sources: NULL after the last. */
+uint64_t isolate_node_begin(const char *op, const char *name, const char *type, const int64_t shape[4],
+                            const char *const sources[4]);
+void isolate_node_end(uint64_t record);
 
 /* For ggml_set_abort_callback: keeps the message where the parent finds it. */
 void isolate_on_abort(const char *message);
-/* For llama_log_set and ggml_log_set: user is a file descriptor; lines below `level` are dropped. */
+/* For llama_log_set and ggml_log_set: `user` is a file descriptor. */
 void isolate_on_log(int level, const char *text, void *user);
+/* Lines below this ggml_log_level are dropped; at first 3, warnings. */
+void isolate_log_level(int level);
 
 #endif

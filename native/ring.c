@@ -1,0 +1,355 @@
+/* Writes the trace: claims a record with one atomic exchange, fills it, publishes it; never waits for another thread. */
+#define _GNU_SOURCE
+#include "ring.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+_Static_assert(sizeof(struct isolate_record) == 168, "isolate/trace/ring.py mirrors this layout");
+_Static_assert(sizeof(struct isolate_evidence) == 528, "isolate/trace/ring.py mirrors this layout");
+_Static_assert(sizeof(struct isolate_header) <= ISOLATE_HEADER_BYTES, "the header has outgrown its place");
+
+#define INTERNED 65536 /* places in the table of strings; a power of two */
+#define PROBES 64
+
+static struct {
+    struct isolate_header *_Atomic header;
+    char *strings;
+    struct isolate_record *records;
+    uint32_t mask;
+    uint64_t bytes;
+    _Atomic uint32_t generation;         /* counts opens: what isolate_name keeps is of one generation */
+    _Atomic uint32_t interned[INTERNED]; /* offsets in strings, by hash; 0 = free */
+} trace;
+
+static _Atomic int log_level = 3;
+static _Atomic int32_t nodes; /* begun in the step in flight */
+static _Thread_local uint32_t thread_id;
+
+static void forget_thread(void) {
+    thread_id = 0;
+}
+
+static uint32_t this_thread(void) {
+    if (!thread_id) {
+        thread_id = (uint32_t)syscall(SYS_gettid);
+    }
+    return thread_id;
+}
+
+static void watch_forks(void) {
+    pthread_atfork(NULL, NULL, forget_thread);
+}
+
+uint64_t isolate_clock(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+struct isolate_header *isolate_trace(void) {
+    return atomic_load_explicit(&trace.header, memory_order_acquire);
+}
+
+/* Gives the file its size with nothing in it. A memfd of the parent is sealed against shrinking, so that a reader which
+ * maps it cannot fault: such a file is emptied by punching a hole. */
+static int empty_file(int file, uint64_t bytes) {
+    struct stat status;
+    if (fstat(file, &status)) {
+        return errno;
+    }
+    if ((uint64_t)status.st_size == bytes
+        && !fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes)) {
+        return 0;
+    }
+    return ftruncate(file, 0) || ftruncate(file, (off_t)bytes) ? errno : 0;
+}
+
+ISOLATE_API int isolate_trace_open(const char *path, uint32_t capacity, uint32_t strings_bytes) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (!capacity || capacity & (capacity - 1) || !strings_bytes || strings_bytes % 8) {
+        return EINVAL;
+    }
+    isolate_trace_close();
+    pthread_once(&once, watch_forks);
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (file < 0) {
+        return errno;
+    }
+    uint64_t bytes = ISOLATE_HEADER_BYTES + (uint64_t)strings_bytes + (uint64_t)capacity * sizeof(struct isolate_record);
+    int error = empty_file(file, bytes);
+    void *map = error ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (map == MAP_FAILED) {
+        error = error ? error : errno;
+        close(file);
+        return error;
+    }
+    close(file);
+
+    struct isolate_header *header = map;
+    header->version = ISOLATE_TRACE_VERSION;
+    header->header_bytes = ISOLATE_HEADER_BYTES;
+    header->record_bytes = sizeof(struct isolate_record);
+    header->capacity = capacity;
+    header->strings_bytes = strings_bytes;
+    header->start_ns = isolate_clock();
+    atomic_store(&header->strings_used, 1); /* offset 0 is the empty string */
+    atomic_store(&header->step, -1);
+    atomic_thread_fence(memory_order_release);
+    memcpy(header->magic, ISOLATE_TRACE_MAGIC, sizeof header->magic);
+
+    trace.strings = (char *)map + ISOLATE_HEADER_BYTES;
+    trace.records = (struct isolate_record *)(void *)(trace.strings + strings_bytes);
+    trace.mask = capacity - 1;
+    trace.bytes = bytes;
+    for (size_t i = 0; i < INTERNED; i++) {
+        atomic_store_explicit(&trace.interned[i], 0, memory_order_relaxed);
+    }
+    atomic_fetch_add(&trace.generation, 1);
+    atomic_store_explicit(&trace.header, header, memory_order_release);
+    return 0;
+}
+
+ISOLATE_API void isolate_trace_close(void) {
+    struct isolate_header *header = atomic_exchange(&trace.header, NULL);
+    if (header) {
+        munmap(header, trace.bytes);
+    }
+}
+
+static uint64_t hash(const char *text, size_t length) {
+    uint64_t value = UINT64_C(14695981039346656037); /* FNV-1a */
+    for (size_t i = 0; i < length; i++) {
+        value = (value ^ (unsigned char)text[i]) * UINT64_C(1099511628211);
+    }
+    return value ^ value >> 32;
+}
+
+uint32_t isolate_string(const char *text) {
+    struct isolate_header *header = isolate_trace();
+    if (!header || !text || !*text) {
+        return 0;
+    }
+    size_t length = strnlen(text, 4095);
+    uint64_t place = hash(text, length);
+    uint32_t fresh = 0;
+    for (int probe = 0; probe < PROBES; probe++, place++) {
+        _Atomic uint32_t *slot = &trace.interned[place & (INTERNED - 1)];
+        uint32_t offset = atomic_load_explicit(slot, memory_order_acquire);
+        if (!offset) {
+            if (!fresh) {
+                uint64_t used = atomic_load(&header->strings_used);
+                do {
+                    if (used + length + 1 > header->strings_bytes) {
+                        return 0;
+                    }
+                } while (!atomic_compare_exchange_weak(&header->strings_used, &used, used + length + 1));
+                memcpy(trace.strings + used, text, length);
+                fresh = (uint32_t)used;
+            }
+            if (atomic_compare_exchange_strong_explicit(slot, &offset, fresh, memory_order_release,
+                                                        memory_order_acquire)) {
+                return fresh;
+            }
+        }
+        if (!strncmp(trace.strings + offset, text, length) && !trace.strings[offset + length]) {
+            return offset;
+        }
+    }
+    return fresh;
+}
+
+uint32_t isolate_name_offset(struct isolate_name *name) {
+    uint64_t generation = atomic_load_explicit(&trace.generation, memory_order_relaxed);
+    uint64_t kept = atomic_load_explicit(&name->kept, memory_order_relaxed);
+    if (kept >> 32 != generation || !kept) {
+        kept = generation << 32 | isolate_string(name->text);
+        atomic_store_explicit(&name->kept, kept, memory_order_relaxed);
+    }
+    return (uint32_t)kept;
+}
+
+/* Claims the place of record `number` for filling. False: another thread is in it, or went past it. */
+static int claim(struct isolate_record *place, uint64_t number) {
+    uint64_t there = atomic_load_explicit(&place->number, memory_order_relaxed);
+    return !(there & ISOLATE_COMPLETING) && there <= number
+        && atomic_compare_exchange_strong_explicit(&place->number, &there, ISOLATE_FILLING, memory_order_acquire,
+                                                   memory_order_relaxed);
+}
+
+/* Copies all of a record but its number, which is written apart and last. */
+static void fill(struct isolate_record *place, const struct isolate_record *record) {
+    memcpy((char *)place + sizeof place->number, (const char *)record + sizeof record->number,
+           sizeof *record - sizeof record->number);
+}
+
+struct isolate_record isolate_blank(enum isolate_kind kind) {
+    struct isolate_header *header = isolate_trace();
+    struct isolate_record record;
+    memset(&record, 0, sizeof record);
+    record.kind = (uint16_t)kind;
+    record.step = header ? atomic_load_explicit(&header->step, memory_order_relaxed) : -1;
+    record.thread = this_thread();
+    record.device = -1;
+    record.before = record.after = record.sync = -1;
+    return record;
+}
+
+uint64_t isolate_begin(struct isolate_record *record) {
+    struct isolate_header *header = isolate_trace();
+    if (!header) {
+        return ISOLATE_NO_RECORD;
+    }
+    record->launch = record->kind == ISOLATE_LAUNCH ? atomic_fetch_add(&header->launches, 1) + 1
+                                                    : atomic_load_explicit(&header->launches, memory_order_relaxed);
+    record->begin_ns = isolate_clock();
+    uint64_t number = atomic_fetch_add(&header->next, 1);
+    atomic_store_explicit(&record->number, number + 1, memory_order_relaxed);
+    struct isolate_record *place = &trace.records[number & trace.mask];
+    if (claim(place, number)) {
+        fill(place, record);
+        atomic_store_explicit(&place->number, number + 1, memory_order_release);
+    } else {
+        atomic_fetch_add_explicit(&header->lost, 1, memory_order_relaxed);
+        number = ISOLATE_NO_RECORD;
+    }
+    atomic_fetch_add_explicit(&header->progress, 1, memory_order_relaxed);
+    return number;
+}
+
+void isolate_end(uint64_t number, struct isolate_record *record) {
+    struct isolate_header *header = isolate_trace();
+    if (!header) {
+        return;
+    }
+    record->end_ns = isolate_clock();
+    record->done = 1;
+    atomic_fetch_add_explicit(&header->progress, 1, memory_order_relaxed);
+    if (number == ISOLATE_NO_RECORD) {
+        return;
+    }
+    struct isolate_record *place = &trace.records[number & trace.mask];
+    uint64_t mine = number + 1;
+    if (atomic_compare_exchange_strong_explicit(&place->number, &mine, mine | ISOLATE_COMPLETING, memory_order_acquire,
+                                                memory_order_relaxed)) {
+        place->end_ns = record->end_ns;
+        place->code = record->code;
+        place->before = record->before;
+        place->after = record->after;
+        place->sync = record->sync;
+        place->injected = record->injected;
+        if (record->kind == ISOLATE_MEMORY) {
+            place->detail = record->detail; /* the address that the call returned */
+        }
+        place->done = 1;
+        atomic_store_explicit(&place->number, number + 1, memory_order_release);
+    }
+}
+
+struct isolate_evidence *isolate_evidence_begin(const struct isolate_record *record) {
+    struct isolate_header *header = isolate_trace();
+    if (!header) {
+        return NULL;
+    }
+    uint64_t order = atomic_fetch_add(&header->failed, 1);
+    uint64_t half = ISOLATE_FAILURES / 2;
+    struct isolate_evidence *evidence = &header->failures[order < half ? order : half + order % half];
+    uint64_t there = atomic_load(&evidence->record.number);
+    if (there & ISOLATE_COMPLETING
+        || !atomic_compare_exchange_strong(&evidence->record.number, &there, ISOLATE_FILLING)) {
+        return NULL;
+    }
+    fill(&evidence->record, record);
+    memset(evidence->attributes, 0xff, sizeof evidence->attributes);
+    memset(evidence->limits, 0xff, sizeof evidence->limits);
+    memset(evidence->frames, 0, sizeof evidence->frames);
+    evidence->driver_log = 0;
+    /* The copy stands from here on, should reading the rest end the process. */
+    uint64_t number = atomic_load_explicit(&record->number, memory_order_relaxed);
+    atomic_store_explicit(&evidence->record.number, number | ISOLATE_COMPLETING, memory_order_release);
+    return evidence;
+}
+
+void isolate_evidence_done(struct isolate_evidence *evidence) {
+    uint64_t number = atomic_load_explicit(&evidence->record.number, memory_order_relaxed);
+    atomic_store_explicit(&evidence->record.number, number & ~ISOLATE_COMPLETING, memory_order_release);
+}
+
+ISOLATE_API uint64_t isolate_step_begin(int64_t step, const char *kind) {
+    struct isolate_header *header = isolate_trace();
+    if (!header) {
+        return ISOLATE_NO_RECORD;
+    }
+    atomic_store(&header->step, step);
+    atomic_store(&nodes, 0);
+    struct isolate_record record = isolate_blank(ISOLATE_STEP);
+    record.call = isolate_string(kind);
+    return isolate_begin(&record);
+}
+
+ISOLATE_API void isolate_step_end(uint64_t number, int32_t code) {
+    struct isolate_record record = isolate_blank(ISOLATE_STEP);
+    record.code = code;
+    isolate_end(number, &record);
+}
+
+ISOLATE_API uint64_t isolate_node_begin(const char *op, const char *name, const char *type, const int64_t shape[4],
+                                        const char *const sources[4]) {
+    struct isolate_record record = isolate_blank(ISOLATE_NODE);
+    record.name = isolate_string(name);
+    record.detail.node.op = isolate_string(op);
+    record.detail.node.type = isolate_string(type);
+    record.detail.node.index = atomic_fetch_add(&nodes, 1);
+    memcpy(record.detail.node.shape, shape, sizeof record.detail.node.shape);
+    for (int i = 0; i < 4 && sources[i]; i++) {
+        record.detail.node.source[i] = isolate_string(sources[i]);
+    }
+    return isolate_begin(&record);
+}
+
+ISOLATE_API void isolate_node_end(uint64_t number) {
+    struct isolate_record record = isolate_blank(ISOLATE_NODE);
+    isolate_end(number, &record);
+}
+
+ISOLATE_API void isolate_on_abort(const char *message) {
+    struct isolate_header *header = isolate_trace();
+    if (!header || atomic_load(&header->aborted)) {
+        return;
+    }
+    snprintf(header->abort_text, sizeof header->abort_text, "%s", message ? message : "");
+    header->abort_thread = this_thread();
+    header->abort_record = atomic_load(&header->next);
+    atomic_store_explicit(&header->aborted, 1, memory_order_release);
+}
+
+ISOLATE_API void isolate_log_level(int level) {
+    atomic_store(&log_level, level);
+}
+
+ISOLATE_API void isolate_on_log(int level, const char *text, void *user) {
+    enum { CONTINUED = 5 }; /* GGML_LOG_LEVEL_CONT: belongs to the line before it */
+    static _Thread_local int line_level;
+    if (level != CONTINUED) {
+        line_level = level;
+    }
+    size_t left = text ? strlen(text) : 0;
+    while (line_level >= atomic_load(&log_level) && left) {
+        ssize_t written = write((int)(intptr_t)user, text, left);
+        if (written < 0 && errno != EINTR) {
+            return;
+        }
+        if (written > 0) {
+            text += written;
+            left -= (size_t)written;
+        }
+    }
+}
