@@ -102,11 +102,22 @@ class _Step(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True,
         """The step's word in the case file."""
         return str(self.__struct_config__.tag)
 
+    def tokens_by_slot(self) -> dict[int, int]:
+        """How many tokens it decodes, by slot."""
+        return {}
+
 
 class Decode(_Step, frozen=True, tag="decode"):
     """One batch: runs of tokens of one or several slots."""
 
     batch: Annotated[list[Run], Meta(max_length=1 << 16)]
+
+    def tokens_by_slot(self) -> dict[int, int]:
+        """How many tokens it decodes, by slot."""
+        tokens: dict[int, int] = {}
+        for run in self.batch:
+            tokens[run.slot] = tokens.get(run.slot, 0) + run.count()
+        return tokens
 
 
 class Checkpoint(_Step, frozen=True, tag="checkpoint"):

@@ -1,0 +1,284 @@
+"""The parent's side: it starts a child, gives it cases, and always comes back with an answer.
+
+A child that does not answer is read from what it left: how it ended, what it logged, what its trace says was in flight.
+The trace, the log and saved states are memory files without a name, so nothing is left behind however anybody ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from isolate import errors
+from isolate.case import Case, Check
+from isolate.errors import BuildError, IsolateError
+from isolate.fault import Fault, StepInFlight
+from isolate.replay import protocol
+from isolate.replay.death import Death, fault_of, tail
+from isolate.replay.target import Target, child_environment, cpu
+from isolate.trace.ring import Kind, Ring
+
+#: Seconds without progress in one step after which a child is taken to hang. The first decode of a CUDA build may
+#: compile its kernels for the better part of a minute.
+TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one run of a case."""
+
+    fault: Fault | None
+    #: steps that were completed
+    steps: int
+    seconds: float
+    #: what a check could not judge, and why
+    notes: tuple[str, ...] = ()
+
+
+class Supervisor:
+    """One child at a time on one build and target; a context manager that leaves nothing behind."""
+
+    def __init__(
+        self,
+        build: str | None = None,
+        include: str | None = None,
+        target: Target | None = None,
+        timeout: float = TIMEOUT,
+        trace: Path | None = None,
+        worker: str = "isolate.replay.worker",
+    ) -> None:
+        self.build = build
+        self.include = include
+        self.target = target or cpu()
+        self.timeout = timeout
+        self.trace = trace
+        self.worker = worker
+        self._child: _Child | None = None
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child, if there is one."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def run(self, case: Case, check: Sequence[Check] = (), folder: Path = Path(), deep: bool = False) -> Outcome:
+        """Run a case in the warm child, or in a new one when the last died.
+
+        `folder` is where a relative model path starts. IsolateError when the case, the model or the build is not usable.
+        """
+        started = time.perf_counter()
+        child = self._ready()
+        asked = [name for name in dict.fromkeys([*case.check, *check])]
+        reply = child.ask(protocol.RunCase(case, str(folder), asked, deep), case)
+        if isinstance(reply, Fault):
+            self._child = None
+            steps = reply.step.index or 0
+            return Outcome(reply, steps, time.perf_counter() - started)
+        assert isinstance(reply, protocol.Ran)
+        return Outcome(reply.fault, reply.steps, reply.seconds, tuple(reply.notes))
+
+    def fresh(self) -> None:
+        """Let the next run have a new child."""
+        self.close()
+
+    def describe(self) -> dict[str, object]:
+        """What the build is and has, for `isolate doctor`."""
+        reply = self._ready().ask(protocol.Describe(), None)
+        return self._data(reply, "being described")
+
+    def make_model(self, zoo: str, quantization: str, seed: int, out: Path) -> dict[str, object]:
+        """Write a zoo model to `out`, quantized by the build."""
+        reply = self._ready().ask(protocol.MakeModel(zoo, quantization, seed, str(out.absolute())), None)
+        return self._data(reply, "making a model")
+
+    def _data(self, reply: protocol.Reply | Fault, doing: str) -> dict[str, object]:
+        if isinstance(reply, Fault):
+            self._child = None
+            raise BuildError(f"the build died while {doing}: {reply.explanation}")
+        assert isinstance(reply, protocol.Answer)
+        return reply.data
+
+    def _ready(self) -> _Child:
+        if self._child is None:
+            child = _Child(self)
+            try:
+                reply = child.await_reply(None)
+            except BaseException:
+                child.close()
+                raise
+            if isinstance(reply, Fault):
+                last = f" ({reply.log[-1]})" if reply.log else ""
+                raise BuildError(f"the build died while it was loaded: {reply.explanation}{last}")
+            self._child = child
+        return self._child
+
+
+class _Child:
+    """A running child and what it writes to."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.timeout = supervisor.timeout
+        self.log = os.memfd_create("isolate-log")
+        fcntl.fcntl(self.log, fcntl.F_SETFL, os.O_APPEND)
+        self.trace = _open_trace(supervisor.trace)
+        self.socket, theirs = socket.socketpair()
+        self.replies = self.socket.makefile("rb")
+        setup = {
+            "build": supervisor.build,
+            "include": supervisor.include,
+            "before": [str(path) for path in supervisor.target.before],
+            "gpu_layers": supervisor.target.gpu_layers,
+            "computes": supervisor.target.computes,
+            "socket": theirs.fileno(),
+            "trace": self.trace,
+            "log": self.log,
+            "parent": os.getpid(),
+        }
+        self.ooms = _oom_kills()
+        with theirs:
+            # In a session of its own: Ctrl-C at the terminal is for the parent, which then ends the child.
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", supervisor.worker, msgspec.json.encode(setup).decode()],
+                stdin=subprocess.DEVNULL,
+                stdout=self.log,
+                stderr=self.log,
+                pass_fds=(theirs.fileno(), self.trace, self.log),
+                env=child_environment(supervisor.target),
+                start_new_session=True,
+            )
+        self.ring: Ring | None = None
+
+    def ask(self, request: protocol.Request, case: Case | None) -> protocol.Reply | Fault:
+        """Send a request and wait for the answer, or for the fault that stands for it."""
+        os.ftruncate(self.log, 0)
+        self.ooms = _oom_kills()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.socket.sendall(protocol.encode(request))
+        return self.await_reply(case)
+
+    def await_reply(self, case: Case | None) -> protocol.Reply | Fault:
+        """Wait for an answer; IsolateError when the child refuses, a Fault when it ended or hangs."""
+        timeout = None
+        try:
+            self._wait()
+            line = self.replies.readline()
+        except TimeoutError:
+            timeout, line = self.timeout, b""
+        except ConnectionResetError:
+            line = b""
+        if not line.endswith(b"\n"):
+            return self._death(timeout, case)
+        reply = protocol.decode_reply(line)
+        if isinstance(reply, protocol.Refused):
+            raise _refusal(reply)
+        if isinstance(reply, protocol.Ran) and reply.fault is not None:
+            reply.fault = replace(reply.fault, log=tail(self.log_text()))
+        return reply
+
+    def _wait(self) -> None:
+        """Until there is something to read. TimeoutError after `timeout` seconds without progress in the trace."""
+        pause = min(self.timeout / 4, 0.5)
+        seen, since = -1, time.monotonic()
+        while not select.select([self.socket], [], [], pause)[0]:
+            progress = self._progress()
+            if progress != seen:
+                seen, since = progress, time.monotonic()
+            elif time.monotonic() - since >= self.timeout:
+                self.process.kill()
+                raise TimeoutError
+
+    def _progress(self) -> int:
+        ring = self._ring()
+        return ring.progress if ring else 0
+
+    def _ring(self) -> Ring | None:
+        """The child's trace, once the child has made it."""
+        if self.ring is None:
+            with contextlib.suppress(IsolateError):
+                self.ring = Ring(self.trace)
+        return self.ring
+
+    def _death(self, timeout: float | None, case: Case | None) -> Fault:
+        try:
+            # It closed its socket, so it is ending; a child that only pretends to is ended here.
+            status = self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            status = self.process.wait()
+        ring = self._ring()
+        text = ring.abort_text if ring else ""
+        oom = _oom_kills() > self.ooms
+        fault = fault_of(Death(status, self._in_flight(ring, case), text, self.log_text(), timeout, oom))
+        self.close()
+        return fault
+
+    def _in_flight(self, ring: Ring | None, case: Case | None) -> StepInFlight:
+        record = ring.last(Kind.STEP) if ring else None
+        if record is None:
+            return StepInFlight(None, "bind")
+        if record.step < 0 or case is None or record.step >= len(case.steps):
+            return StepInFlight(None, record.call)
+        return StepInFlight(record.step, record.call, case.steps[record.step].tokens_by_slot())
+
+    def log_text(self) -> str:
+        """The end of what the child wrote since the last request."""
+        size = os.fstat(self.log).st_size
+        start = max(0, size - (1 << 16))
+        return os.pread(self.log, size - start, start).decode(errors="replace")
+
+    def close(self) -> None:
+        """End the process and give everything back."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.replies.close()
+        self.socket.close()
+        if self.ring is not None:
+            self.ring.close()
+        for descriptor in (self.trace, self.log):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self.trace = self.log = -1
+
+
+def _open_trace(path: Path | None) -> int:
+    """A descriptor for the trace: a memory file without a name, or the file the user wants to keep."""
+    if path is None:
+        return Ring.create_anonymous()
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise IsolateError(f"{path}: the trace cannot be written: {error.strerror}") from None
+
+
+def _refusal(reply: protocol.Refused) -> IsolateError:
+    kind = getattr(errors, reply.error, IsolateError)
+    refusal: IsolateError = kind(reply.message)
+    return refusal
+
+
+def _oom_kills() -> int:
+    """Processes that the kernel has killed for want of memory since it started."""
+    with contextlib.suppress(OSError, ValueError), Path("/proc/vmstat").open() as file:
+        for line in file:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

@@ -1,0 +1,168 @@
+"""The child: it loads a build, then runs what the parent asks for until the socket closes.
+
+Started by the supervisor as `python -m isolate.replay.worker`. Whatever goes wrong in here, the parent reads it from
+the trace, the log and the way this process ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from isolate.case import Case, Check
+from isolate.errors import IsolateError
+from isolate.fault import Call, Fault, Signature
+from isolate.library.bind import Library
+from isolate.library.find import find_build
+from isolate.models import cache_folder, make
+from isolate.replay import protocol
+from isolate.replay.engine import Engine, Models, StepFailed
+from isolate.replay.oracle import Oracle
+from isolate.trace.node import NodeTrace
+from isolate.trace.ring import Writer
+
+PR_SET_PDEATHSIG = 1
+
+
+class Setup(msgspec.Struct):
+    """How the supervisor wants its child; the descriptors are inherited."""
+
+    build: str | None
+    include: str | None
+    before: list[str]
+    gpu_layers: int
+    computes: bool
+    socket: int
+    trace: int
+    log: int
+    parent: int
+
+
+class Worker:
+    """A loaded build and the model in use."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.writer = Writer(f"/proc/self/fd/{setup.trace}")
+        self.writer.step_begin(-1, "bind")
+        self.library = Library(find_build(setup.build, setup.include), [Path(path) for path in setup.before])
+        self.library.set_callbacks(self.writer.on_abort, self.writer.on_log, setup.log)
+        self.library.llama_backend_init()
+        self.models = Models(self.library, setup.gpu_layers)
+
+    def answer(self, request: protocol.Request) -> protocol.Reply:
+        """Do what is asked. IsolateError when the case, the model or the build is not usable."""
+        match request:
+            case protocol.RunCase():
+                return self.run(request)
+            case protocol.Describe():
+                return protocol.Answer(self.library.describe())
+            case protocol.MakeModel():
+                made = make(self.library, request.zoo, request.type, request.seed, cache_folder())
+                shutil.copyfile(made, request.out)
+                return protocol.Answer({"path": request.out, "bytes": os.stat(request.out).st_size})
+
+    def run(self, request: protocol.RunCase) -> protocol.Ran:
+        """Run one case; a fault found on the way is the answer, not an error."""
+        start = time.perf_counter()
+        nodes = NodeTrace(self.library, self.writer) if request.deep else None
+        self.writer.step_begin(-1, "load")
+        handle = self.models.load(self.model_path(request.case, request.folder))
+        engine = Engine(self.library, self.writer, self.models, request.case, nodes.callback if nodes else None)
+        fault = None
+        steps = 0
+        notes: list[str] = []
+        try:
+            self.writer.step_begin(-1, "context")
+            engine.open()
+            oracle = self.oracle(engine, handle, request.check)
+            for index, step, result in engine.steps():
+                steps += 1
+                if oracle is None:
+                    continue
+                self.writer.step_begin(index, "check")
+                fault = oracle.after(index, step, result)
+                if fault is not None:
+                    break
+            notes = oracle.notes if oracle else []
+        except StepFailed as failed:
+            fault = failed.fault
+        except IsolateError:
+            raise
+        except Exception as error:
+            fault = engine_fault(error, engine)
+        self.writer.step_begin(-1, "close")
+        engine.close()
+        return protocol.Ran(fault, steps, time.perf_counter() - start, notes)
+
+    def oracle(self, engine: Engine, handle: int, check: list[Check]) -> Oracle | None:
+        """The oracles that were asked for, as far as this target has results to judge."""
+        asked = frozenset(check) if self.setup.computes else frozenset(check) & {"positions"}
+        return Oracle(engine, asked) if asked else None
+
+    def model_path(self, case: Case, folder: str) -> Path:
+        """The GGUF file of a case's model, made first when it is one of the zoo."""
+        model = case.model
+        if isinstance(model.file, str):
+            return Path(folder, model.file)
+        assert isinstance(model.zoo, str)
+        quantization = model.type if isinstance(model.type, str) else "F32"
+        seed = model.seed if isinstance(model.seed, int) else 1
+        return make(self.library, model.zoo, quantization, seed, cache_folder())
+
+
+def engine_fault(error: Exception, engine: Engine) -> Fault:
+    """An exception of our own code is a fault too: the parent must not lose it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    text = f"{type(error).__name__}: {error}"
+    call = Call(last.name, None, text, Path(last.filename).name, last.lineno)
+    signature = Signature("engine", f"{call.file}:{call.line}: {type(error).__name__}", None, engine.in_flight.kind)
+    traceback.print_exception(error)
+    return Fault("engine", signature, engine.in_flight, call, call, f"isolate itself failed: {text}")
+
+
+def prepare(setup: Setup) -> None:
+    """Make this process one that dies with its parent, leaves no core file, and is the first the kernel kills."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != setup.parent:
+        os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def main() -> None:
+    """Serve the parent that started this process."""
+    setup = msgspec.json.decode(sys.argv[1], type=Setup)
+    prepare(setup)
+    with socket.socket(fileno=setup.socket) as connection, connection.makefile("rb") as requests:
+        try:
+            worker = Worker(setup)
+        except IsolateError as error:
+            connection.sendall(protocol.encode(protocol.Refused(type(error).__name__, error.message)))
+            os._exit(2)
+        worker.writer.step_begin(-1, "idle")
+        connection.sendall(protocol.encode(protocol.Ready()))
+        for line in requests:
+            try:
+                reply = worker.answer(protocol.decode_request(line))
+            except IsolateError as error:
+                reply = protocol.Refused(type(error).__name__, error.message)
+            worker.writer.step_begin(-1, "idle")
+            connection.sendall(protocol.encode(reply))
+    # The library's destructors have nothing to add, and some builds crash in them.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
