@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from isolate.errors import CaseError
-from isolate.models import ZOO
+from isolate.recipes import VOCABULARY, ZOO
 
 VERSION = 1
 MAX_FILE_BYTES = 64 << 20
@@ -247,7 +247,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     """Which model: one of the zoo, which isolate writes itself (`isolate model`), or a GGUF file."""
 
     zoo: Name | UnsetType = UNSET
-    #: llama_ftype of a zoo model by its short name: F32, Q8_0, Q3_K, ...
+    #: type of a zoo model: f32, q8_0, q3_k, ...; f32 when left out
     type: Name | UnsetType = UNSET
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] | UnsetType = UNSET
     #: a relative path starts at the case file's folder
@@ -263,7 +263,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
     def vocabulary(self) -> int | None:
         """Tokens in the vocabulary; None for a file, whose vocabulary the child knows."""
-        return None if self.zoo is UNSET else ZOO[self.zoo].vocabulary
+        return None if self.zoo is UNSET else VOCABULARY
 
 
 class Expect(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -311,6 +311,21 @@ def read(path: Path) -> Case:
     if len(data) > MAX_FILE_BYTES:
         raise CaseError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; write long prompts as a pattern of tokens")
     return parse(data, str(path))
+
+
+def with_model(case: Case, model: str) -> Case:
+    """The case with another model: `zoo:NAME`, `zoo:NAME:TYPE`, or a GGUF file's path. CaseError when there is none."""
+    try:
+        if model.startswith("zoo:"):
+            name, _, type_ = model[len("zoo:") :].partition(":")
+            chosen = Model(zoo=name, type=type_ or UNSET)
+        else:
+            chosen = Model(file=str(Path(model).absolute()))
+    except ValueError as error:
+        raise CaseError(f"--model {model}: {error}") from None
+    changed = msgspec.structs.replace(case, model=chosen)
+    _Reader(changed, f"--model {model}").check()
+    return changed
 
 
 def parse(data: bytes, name: str) -> Case:

@@ -116,7 +116,7 @@ class Worker:
         if isinstance(model.file, str):
             return Path(folder, model.file)
         assert isinstance(model.zoo, str)
-        quantization = model.type if isinstance(model.type, str) else "F32"
+        quantization = model.type.lower() if isinstance(model.type, str) else "f32"
         seed = model.seed if isinstance(model.seed, int) else 1
         return make(self.library, model.zoo, quantization, seed, cache_folder())
 

@@ -1,0 +1,99 @@
+"""A finding for a person at a terminal: the fault in one line, then what it was, where, and how to see it again."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from isolate.case import Case
+from isolate.fault import Call, Fault, Finding, Launch, Node, StepInFlight
+from isolate.recipes import Recipe
+from isolate.search.pin import Result
+
+LABEL = 10
+
+
+def finding(found: Finding) -> str:
+    """The whole report of one finding, ending with the command that replays it."""
+    lines = [headline(found.fault), *_body(found.fault)]
+    lines += _labelled("seen", f"{found.times} of {found.of} runs")
+    lines += _labelled("replay", found.replay)
+    return "\n".join(lines)
+
+
+def headline(fault: Fault) -> str:
+    """The fault in one line."""
+    return f"FAULT  {fault.kind} in {_step(fault.step)}: {fault.explanation}"
+
+
+def _body(fault: Fault) -> Iterator[str]:
+    yield from _labelled("origin", _call(fault.origin))
+    if fault.report != fault.origin:
+        yield from _labelled("report", _call(fault.report) + "  (noticed it, did not cause it)")
+    if fault.step.tokens:
+        slots = ", ".join(f"slot {slot}: {count}" for slot, count in fault.step.tokens.items())
+        yield from _labelled("tokens", f"{slots} (together {sum(fault.step.tokens.values())})")
+    if fault.node:
+        yield from _labelled("node", _node(fault.node))
+    if fault.launch:
+        yield from _labelled("launch", _launch(fault.launch))
+        if fault.launch.attributes:
+            pairs = ", ".join(f"{name} {value}" for name, value in fault.launch.attributes.items())
+            yield from _labelled("kernel", pairs)
+    if fault.evidence:
+        yield from _labelled("evidence", ", ".join(f"{name} {_number(value)}" for name, value in fault.evidence.items()))
+    for number, launch in enumerate(fault.before):
+        yield from _labelled("before" if number == 0 else "", _launch(launch))
+    for number, line in enumerate(fault.log):
+        yield from _labelled("log" if number == 0 else "", line)
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    return [f"  {label:<{LABEL}} {text}"]
+
+
+def _step(step: StepInFlight) -> str:
+    return f"`{step.kind}`" if step.index is None else f"step {step.index} `{step.kind}`"
+
+
+def _call(call: Call) -> str:
+    place = f" at {call.file}:{call.line}" if call.file else ""
+    code = "" if call.code is None else f" = {call.code}"
+    text = f": {call.text}" if call.text else ""
+    return f"{call.call}{code}{place}{text}"
+
+
+def _node(node: Node) -> str:
+    shape = " x ".join(str(n) for n in node.shape)
+    sources = f" from {', '.join(node.sources)}" if node.sources else ""
+    return f"{node.index}: {node.op} {node.name} {node.type} [{shape}]{sources}"
+
+
+def _launch(launch: Launch) -> str:
+    grid, block = (",".join(str(n) for n in size) for size in (launch.grid, launch.block))
+    code = f" = {launch.code}" if launch.code else ""
+    name = launch.demangled or launch.kernel
+    return f"{launch.number}: {name} grid ({grid}) block ({block}) shared {launch.shared}{code}"
+
+
+def _number(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def result(path: Path, case: Case, result: Result, as_expected: bool | None) -> str:
+    """What came of one case: a line, the notes, and each finding in full."""
+    word = "fault" if result.findings else "pass"
+    verdict = {None: "", True: "  (as expected)", False: "  (NOT as expected)"}[as_expected]
+    steps = f"{len(case.steps)} steps" if len(case.steps) != 1 else "1 step"
+    lines = [f"{word:<6} {path}  {steps}, {result.seconds:.2f} s{verdict}"]
+    if case.about:
+        lines += textwrap.wrap(case.about, 110, initial_indent="       ", subsequent_indent="       ")
+    lines += [f"       note: {note}" for note in result.notes]
+    lines += [textwrap.indent(finding(found), "       ") for found in result.findings]
+    return "\n".join(lines)
+
+
+def zoo(recipes: Mapping[str, Recipe]) -> str:
+    """The zoo's models, a line each."""
+    return "\n".join(f"{name:<14} {recipe.memory:<10} {recipe.about}" for name, recipe in recipes.items())
