@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -15,6 +16,7 @@
 
 _Static_assert(sizeof(struct isolate_record) == 168, "isolate/trace/ring.py mirrors this layout");
 _Static_assert(sizeof(struct isolate_evidence) == 528, "isolate/trace/ring.py mirrors this layout");
+_Static_assert(offsetof(struct isolate_header, failures) == 2192, "isolate/trace/ring.py mirrors this layout");
 _Static_assert(sizeof(struct isolate_header) <= ISOLATE_HEADER_BYTES, "the header has outgrown its place");
 
 #define INTERNED 65536 /* places in the table of strings; a power of two */
@@ -123,6 +125,23 @@ ISOLATE_API void isolate_trace_close(void) {
     if (header) {
         munmap(header, trace.bytes);
     }
+}
+
+ISOLATE_API void isolate_trace_restart(void) {
+    struct isolate_header *header = isolate_trace();
+    if (!header) {
+        return;
+    }
+    atomic_store(&header->first, atomic_load(&header->next));
+    atomic_store(&header->launches, 0);
+    atomic_store(&header->step_kind, 0);
+    atomic_store(&header->step, -1);
+    atomic_store(&header->lost, 0);
+    atomic_store(&header->failed, 0);
+    for (size_t i = 0; i < ISOLATE_FAILURES; i++) {
+        atomic_store(&header->failures[i].record.number, 0);
+    }
+    atomic_fetch_add(&header->progress, 1);
 }
 
 static uint64_t hash(const char *text, size_t length) {
@@ -288,10 +307,12 @@ ISOLATE_API uint64_t isolate_step_begin(int64_t step, const char *kind) {
     if (!header) {
         return ISOLATE_NO_RECORD;
     }
+    uint32_t call = isolate_string(kind);
+    atomic_store(&header->step_kind, call);
     atomic_store(&header->step, step);
     atomic_store(&nodes, 0);
     struct isolate_record record = isolate_blank(ISOLATE_STEP);
-    record.call = isolate_string(kind);
+    record.call = call;
     return isolate_begin(&record);
 }
 

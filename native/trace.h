@@ -143,6 +143,9 @@ struct isolate_header {
     uint32_t abort_thread;       /* gettid() of the thread that aborted */
     uint64_t abort_record;       /* records begun before the abort */
     uint64_t window_first, window_last; /* launch numbers, of mode WINDOW */
+    _Atomic uint64_t first;      /* records before this one are of an earlier case */
+    _Atomic uint32_t step_kind;  /* offset of the kind of the step in flight */
+    uint32_t reserved;
     char abort_text[2048];       /* ggml's abort message: file:line and the expression */
     /* The first half of ISOLATE_FAILURES and the latest half */
     struct isolate_evidence failures[ISOLATE_FAILURES];
@@ -152,6 +155,8 @@ struct isolate_header {
  * thread may be in a traced call. capacity: a power of two. Returns 0, or errno. */
 int isolate_trace_open(const char *path, uint32_t capacity, uint32_t strings_bytes);
 void isolate_trace_close(void);
+/* Forgets what was traced so far: launches count from 1 again. No other thread may be in a traced call. */
+void isolate_trace_restart(void);
 
 /* The step in flight, from the engine. Returns the record's number for isolate_step_end. */
 uint64_t isolate_step_begin(int64_t step, const char *kind);

@@ -24,6 +24,8 @@ CHILD = """
 import os, signal, sys
 from isolate.trace.ring import Writer
 writer = Writer(sys.argv[1], int(sys.argv[2]), 1 << 16)
+writer.step_end(writer.step_begin(-1, "load"))
+writer.restart()
 for step in range(int(sys.argv[3])):
     number = writer.step_begin(step, f"kind-{step % 3}")
     if step < int(sys.argv[3]) - 1:
@@ -53,8 +55,8 @@ def test_what_a_dead_child_wrote_is_there(tmp_path: Path, number: signal.Signals
         assert [record.call for record in records] == ["kind-0", "kind-1", "kind-2", "kind-0", "kind-1"]
         assert [record.done for record in records] == [True, True, True, True, False]
         assert [record.code for record in records] == [0, 1, 2, 3, 0]
-        assert trace.step == 4
-        assert trace.progress == 9
+        assert trace.in_flight() == ("kind-1", 4)
+        assert trace.progress == 2 + 1 + 9
         assert all(record.end_ns >= record.begin_ns > 0 for record in records[:-1])
         assert trace.last(Kind.STEP) == records[-1]
         assert trace.last(Kind.NODE) is None
@@ -64,7 +66,7 @@ def test_an_anonymous_trace_is_read_while_nothing_and_after_something_was_writte
     fd = Ring.create_anonymous(64, 1 << 16)
     try:
         trace = Ring(fd)
-        assert (trace.step, trace.progress, trace.launches, trace.abort_text) == (-1, 0, 0, "")
+        assert (trace.in_flight(), trace.progress, trace.launches, trace.abort_text) == (("bind", -1), 0, 0, "")
         assert list(trace.records()) == trace.failures() == []
         write(f"/proc/self/fd/{fd}", 3, fd=fd)
         assert [record.step for record in trace.records()] == [0, 1, 2]
@@ -80,8 +82,8 @@ def test_a_wrapped_ring_keeps_the_newest(tmp_path: Path) -> None:
     write(tmp_path / "trace", 1000, capacity=64)
     with Ring(tmp_path / "trace") as trace:
         assert [record.step for record in trace.records()] == list(range(936, 1000))
-        assert [record.number for record in trace.latest()] == list(range(999, 935, -1))
-        assert trace.begun == 1000
+        assert [record.number for record in trace.latest()] == list(range(1000, 936, -1))
+        assert trace.begun == 1001
 
 
 def test_a_torn_record_is_left_out(tmp_path: Path) -> None:
@@ -89,8 +91,8 @@ def test_a_torn_record_is_left_out(tmp_path: Path) -> None:
     write(path, 4)
     raw = bytearray(path.read_bytes())
     place = ring.HEADER_BYTES + (1 << 16)
-    struct.pack_into("<Q", raw, place + RECORD_BYTES, (1 << 64) - 1)  # being filled
-    struct.pack_into("<Q", raw, place + 2 * RECORD_BYTES, 1 << 63 | 3)  # its end being written
+    struct.pack_into("<Q", raw, place + 2 * RECORD_BYTES, (1 << 64) - 1)  # being filled
+    struct.pack_into("<Q", raw, place + 3 * RECORD_BYTES, 1 << 63 | 4)  # its end being written
     path.write_bytes(raw)
     with Ring(path) as trace:
         assert [(record.step, record.done) for record in trace.records()] == [(0, True), (2, False), (3, False)]

@@ -28,8 +28,8 @@ STRINGS_BYTES = 1 << 22
 
 _SIZES = struct.Struct("<8s5I")  # magic, version, header_bytes, record_bytes, capacity, strings_bytes
 _MODE, _NEXT, _LAUNCHES, _STRINGS_USED, _STEP, _PROGRESS, _LOST, _FAILED, _ABORTED = 28, 40, 48, 56, 64, 72, 80, 88, 96
-_ABORT_THREAD, _ABORT_RECORD, _ABORT_TEXT, _ABORT_TEXT_BYTES = 100, 104, 128, 2048
-_FAILURES, _FAILURES_OFFSET = 32, 2176
+_ABORT_THREAD, _ABORT_RECORD, _FIRST, _STEP_KIND, _ABORT_TEXT, _ABORT_TEXT_BYTES = 100, 104, 128, 136, 144, 2048
+_FAILURES, _FAILURES_OFFSET = 32, 2192
 _RECORD = struct.Struct("<QIHBBQQqQQIiIIiiii80s")
 _EVIDENCE = struct.Struct(f"<{_RECORD.size}s16q16q24III")
 _LAUNCH = struct.Struct("<10IQQ")
@@ -270,6 +270,11 @@ class Ring:
         """The step in flight, -1 before the first."""
         return self._word(_STEP, "<q") if self._opened() else -1
 
+    def in_flight(self) -> tuple[str, int]:
+        """Kind and number of the step in flight; ("bind", -1) before the first: libraries are still being loaded."""
+        kind = self._string(self._word(_STEP_KIND, "<I")) if self._opened() else ""
+        return kind or "bind", self.step
+
     @property
     def progress(self) -> int:
         """Changes whenever a call begins or ends."""
@@ -319,14 +324,13 @@ class Ring:
 
     def records(self) -> Iterator[Record]:
         """Oldest to newest of those kept; torn ones are left out."""
-        end = self.begun
-        for first in range(max(0, end - self._capacity), end, _CHUNK):
+        oldest, end = self._kept()
+        for first in range(oldest, end, _CHUNK):
             yield from self._chunk(first, min(first + _CHUNK, end))
 
     def latest(self) -> Iterator[Record]:
         """Newest to oldest of those kept."""
-        end = self.begun
-        oldest = max(0, end - self._capacity)
+        oldest, end = self._kept()
         for last in range(end, oldest, -_CHUNK):
             yield from reversed(self._chunk(max(oldest, last - _CHUNK), last))
 
@@ -358,10 +362,13 @@ class Ring:
         """The first record that failed."""
         return next((failure.record for failure in self.failures()), None)
 
-    @property
-    def _capacity(self) -> int:
+    def _kept(self) -> tuple[int, int]:
+        """Numbers of the records to be found in the ring: the oldest, and one past the newest."""
         sizes = self._opened()
-        return sizes[0] if sizes else 0
+        if sizes is None:
+            return 0, 0
+        end = self.begun
+        return max(0, end - sizes[0], min(end, self._counter(_FIRST))), end
 
     def _chunk(self, first: int, end: int) -> list[Record]:
         sizes = self._opened()
@@ -459,6 +466,7 @@ class Writer:
         self.library.isolate_step_begin.restype = ctypes.c_uint64
         self.library.isolate_step_end.argtypes = [ctypes.c_uint64, ctypes.c_int32]
         self.library.isolate_step_end.restype = None
+        self.library.isolate_trace_restart.restype = None
         self.library.isolate_trace_close.restype = None
         self.library.isolate_log_level.restype = None
         self.on_abort = ctypes.cast(self.library.isolate_on_abort, ctypes.c_void_p)
@@ -479,6 +487,10 @@ class Writer:
     def log_level(self, level: int) -> None:
         """Lines below this ggml_log_level are dropped by `on_log`; 3 (warnings) at first."""
         self.library.isolate_log_level(level)
+
+    def restart(self) -> None:
+        """Forgets what was traced so far, for the next case: launches count from 1 again."""
+        self.library.isolate_trace_restart()
 
     def close(self) -> None:
         """Stops tracing."""
