@@ -14,7 +14,9 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from isolate.errors import CaseError
-from isolate.recipes import VOCABULARY, ZOO
+from isolate.recipes import VOCABULARY
+from isolate.refusal import sentence
+from isolate.zoo import ZOO
 
 VERSION = 1
 MAX_FILE_BYTES = 64 << 20
@@ -333,26 +335,11 @@ def parse(data: bytes, name: str) -> Case:
     try:
         case = msgspec.json.decode(data, type=Case)
     except msgspec.ValidationError as error:
-        raise CaseError(f"{name}: {_located(str(error))}") from None
+        raise CaseError(f"{name}: {sentence(error, data, Case)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CaseError(f"{name}: not JSON: {error}") from None
     _Reader(case, name).check()
     return case
-
-
-def _located(message: str) -> str:
-    """Turn msgspec's "<what> - at `$.steps[3].batch[0].slot`" into "step 3, field `batch[0].slot`: <what>"."""
-    what, _, where = message.partition(" - at `$")
-    path = where.rstrip("`").lstrip(".")
-    if path.startswith("steps["):
-        number, _, field = path[len("steps[") :].partition("]")
-        place = f"step {number}" + (f", field `{field.lstrip('.')}`" if field else "")
-    else:
-        place = f"field `{path}`" if path else "the file"
-    if "invalid value" in what.lower() and path.endswith(".step"):
-        words = ", ".join(sorted(str(kind.__struct_config__.tag) for kind in Step.__args__))
-        what += f"; a step is one of {words}"
-    return f"{place}: {what[0].lower()}{what[1:]}"
 
 
 class _Reader:

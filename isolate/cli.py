@@ -13,13 +13,13 @@ import click
 from isolate import case as cases_of
 from isolate.case import CHECKS, Check
 from isolate.errors import IsolateError
-from isolate.recipes import ZOO
 from isolate.replay.supervisor import TIMEOUT, Supervisor
 from isolate.replay.target import find as find_target
 from isolate.report import json as report_json
 from isolate.report import text as report_text
 from isolate.report.progress import watched
 from isolate.search import pin
+from isolate.zoo import ZOO
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -30,7 +30,10 @@ def build_options(command: Command) -> Command:
         click.option("--target", default="cpu", metavar="TARGET", help="What runs the graph: cpu."),
         click.option("--include", metavar="DIR", help="Folder of the llama.h that the build was made from."),
         click.option(
-            "--build", envvar="ISOLATE_BUILD", metavar="DIR", help="Folder with a libllama [default: llama-cpp-python's]."
+            "--build",
+            envvar="ISOLATE_BUILD",
+            metavar="DIR",
+            help="Folder with a libllama [default: llama-cpp-python's].",
         ),
     ):
         command = option(command)
@@ -39,9 +42,9 @@ def build_options(command: Command) -> Command:
 
 def json_option(command: Command) -> Command:
     """--json FILE, `-` for standard output."""
-    return click.option("--json", "json_path", metavar="FILE", help="Also write the result as JSON; - is standard output.")(
-        command
-    )
+    return click.option(
+        "--json", "json_path", metavar="FILE", help="Also write the result as JSON; - is standard output."
+    )(command)
 
 
 def checks(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[Check, ...]:
@@ -91,12 +94,24 @@ def doctor(build: str | None, include: str | None, target: str, json_path: str |
 @click.argument("cases", nargs=-1, required=True, metavar="CASE...", type=click.Path(path_type=Path))
 @build_options
 @click.option("--model", metavar="FILE|zoo:NAME[:TYPE]", help="Use this model instead of the case's.")
-@click.option("--check", callback=checks, metavar="all|NAME,...", help=f"Oracles to ask after each step: {', '.join(CHECKS)}.")
+@click.option(
+    "--check", callback=checks, metavar="all|NAME,...", help=f"Oracles to ask after each step: {', '.join(CHECKS)}."
+)
 @click.option("--deep", is_flag=True, help="After a fault, replay it node by node to name the graph node.")
-@click.option("--repeat", default=1, metavar="N", type=click.IntRange(1, 10000), help="Run each case N times, each in a new child.")
-@click.option("--timeout", default=TIMEOUT, metavar="SECONDS", type=click.FloatRange(0.1), help="For one step.", show_default=True)
+@click.option(
+    "--repeat",
+    default=1,
+    metavar="N",
+    type=click.IntRange(1, 10000),
+    help="Run each case N times, each in a new child.",
+)
+@click.option(
+    "--timeout", default=TIMEOUT, metavar="SECONDS", type=click.FloatRange(0.1), help="For one step.", show_default=True
+)
 @click.option("--trace", metavar="FILE", type=click.Path(path_type=Path), help="Keep the trace of the last run.")
-@click.option("--expected", is_flag=True, help="Exit 0 when each case ends as its own `expect` says, 1 when one does not.")
+@click.option(
+    "--expected", is_flag=True, help="Exit 0 when each case ends as its own `expect` says, 1 when one does not."
+)
 @json_option
 def run(
     cases: tuple[Path, ...], build: str | None, include: str | None, target: str, model: str | None, check: tuple[Check, ...],
@@ -107,7 +122,13 @@ def run(
     Exit code 0: no fault. 1: a fault was found. 2: something is not usable, said in one sentence.
     """
     settings = pin.Settings(find_target(target), build, include, check, deep, repeat, timeout, trace)
-    switches = {"--build": build, "--include": include, "--target": target, "--model": model, "--check": ",".join(check)}
+    switches = {
+        "--build": build,
+        "--include": include,
+        "--target": target,
+        "--model": model,
+        "--check": ",".join(check),
+    }
     # All are read before any is run: a bad file is said at once.
     loaded = []
     for path in cases:
@@ -134,9 +155,17 @@ def run(
 @build_options
 @click.option("--type", "quantization", default="f32", metavar="TYPE", show_default=True, help="f32, q8_0, q3_k, ...")
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0, 2**31 - 1))
-@click.option("--out", metavar="PATH", type=click.Path(path_type=Path), help="Where to write it [default: NAME-TYPE.gguf].")
+@click.option(
+    "--out", metavar="PATH", type=click.Path(path_type=Path), help="Where to write it [default: NAME-TYPE.gguf]."
+)
 def model(
-    name: str | None, build: str | None, include: str | None, target: str, quantization: str, seed: int, out: Path | None
+    name: str | None,
+    build: str | None,
+    include: str | None,
+    target: str,
+    quantization: str,
+    seed: int,
+    out: Path | None,
 ) -> None:
     """Write a tiny model with random weights, or list those there are."""
     if name is None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from isolate.fault import Call, Fault, Signature, StepInFlight
 
-ASSERTION = re.compile(
-    r"^(?P<file>\S+\.(?:c|cc|cpp|h|hpp|cu|cuh|m|mm)):(?P<line>\d+): (?P<text>.+)$", re.MULTILINE
+ASSERTION = re.compile(r"^(?P<file>\S+\.(?:c|cc|cpp|h|hpp|cu|cuh|m|mm)):(?P<line>\d+): (?P<text>.+)$", re.MULTILINE)
+UNCAUGHT = re.compile(
+    r"terminate called after throwing an instance of '(?P<type>[^']+)'(?:\s+what\(\):\s+(?P<what>.*))?"
 )
-UNCAUGHT = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']+)'(?:\s+what\(\):\s+(?P<what>.*))?")
 #: The library call that a step makes, for a fault that gives no better place.
 ROUTINES = {
     "bind": "dlopen",
@@ -79,7 +79,9 @@ def _signalled(death: Death, number: signal.Signals) -> Fault:
             where = f"{file}:{assertion['line']}: {assertion['text']}"
             call = Call(routine(death.step), None, assertion["text"], file, int(assertion["line"]))
             signature = Signature("assert", where, None, death.step.kind)
-            return Fault("assert", signature, death.step, call, call, f"the library aborted at {where}", log=tail(death.log))
+            return Fault(
+                "assert", signature, death.step, call, call, f"the library aborted at {where}", log=tail(death.log)
+            )
     if number == signal.SIGKILL:
         if death.out_of_memory:
             said = "the kernel killed the process for want of memory"

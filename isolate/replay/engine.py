@@ -412,7 +412,7 @@ class Engine:
     def _moved(self, step: Step, routine: str, moved: int, size: int) -> None:
         """A state call should move as many bytes as the state has, or 0 where the case says it is refused."""
         refused = not isinstance(step.returns, msgspec.UnsetType)
-        if refused and moved == step.returns or not refused and moved == size and size > 0:
+        if (refused and moved == step.returns) or (not refused and moved == size and size > 0):
             return
         said = f"returned {moved}" + ("" if refused else f" for a state of {size} bytes")
         self._fail("state", routine, moved, said, step)

@@ -70,7 +70,9 @@ class Supervisor:
     def __enter__(self) -> Supervisor:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -86,7 +88,7 @@ class Supervisor:
         """
         started = time.perf_counter()
         child = self._ready()
-        asked = [name for name in dict.fromkeys([*case.check, *check])]
+        asked = list(dict.fromkeys([*case.check, *check]))
         reply = child.ask(protocol.RunCase(case, str(folder), asked, deep), case)
         if isinstance(reply, Fault):
             self._child = None

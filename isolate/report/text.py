@@ -42,7 +42,9 @@ def _body(fault: Fault) -> Iterator[str]:
             pairs = ", ".join(f"{name} {value}" for name, value in fault.launch.attributes.items())
             yield from _labelled("kernel", pairs)
     if fault.evidence:
-        yield from _labelled("evidence", ", ".join(f"{name} {_number(value)}" for name, value in fault.evidence.items()))
+        yield from _labelled(
+            "evidence", ", ".join(f"{name} {_number(value)}" for name, value in fault.evidence.items())
+        )
     for number, launch in enumerate(fault.before):
         yield from _labelled("before" if number == 0 else "", _launch(launch))
     for number, line in enumerate(fault.log):

@@ -82,7 +82,9 @@ def deepen(children: Supervisor, case: Case, folder: Path, settings: Settings, f
     if again is None:
         return replace(fault, explanation=f"{fault.explanation}; evaluated node by node it does not fail")
     if again.signature != fault.signature:
-        return replace(fault, explanation=f"{fault.explanation}; evaluated node by node it fails otherwise: {again.signature}")
+        return replace(
+            fault, explanation=f"{fault.explanation}; evaluated node by node it fails otherwise: {again.signature}"
+        )
     return replace(fault, node=again.node)
 
 
