@@ -165,11 +165,9 @@ class Models:
             return self.handle
         self.free()
         params = self.library.model_params()
-        # An empty list of devices keeps a CUDA build off the GPU; without layers on it the list is left to the build.
-        none = (ctypes.c_void_p * 1)(None)
-        self.library.set_params(params, {"n_gpu_layers": self.gpu_layers}, "model")
-        if self.gpu_layers == 0:
-            params.devices = ctypes.cast(none, type(params.devices)) if params.devices is not None else None
+        # An empty list of devices keeps a build with a GPU backend off it.
+        none = (ctypes.c_void_p * 1)(None) if self.gpu_layers == 0 else None
+        self.library.set_params(params, {"n_gpu_layers": self.gpu_layers, "devices": none}, "model")
         handle = self.library.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
             raise ModelError(f"{path}: the build could not load it as a model")
@@ -207,7 +205,7 @@ class Engine:
         params = self.library.context_params()
         self.library.set_params(params, wanted.settings(), "context")
         if self.eval_callback is not None:
-            params.cb_eval = ctypes.cast(self.eval_callback, type(params.cb_eval))
+            self.library.set_params(params, {"cb_eval": self.eval_callback}, "context")
         self.close()
         self.context = self.library.llama_init_from_model(self.models.handle, params)
         if not self.context:

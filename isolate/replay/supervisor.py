@@ -22,12 +22,13 @@ from types import TracebackType
 import msgspec
 
 from isolate import errors
-from isolate.case import Case, Check
+from isolate.case import CHECKS, Case, Check
 from isolate.errors import BuildError, IsolateError
 from isolate.fault import Fault, StepInFlight
 from isolate.replay import protocol
 from isolate.replay.death import Death, fault_of, tail
 from isolate.replay.target import Target, child_environment, cpu
+from isolate.trace.node import last_node
 from isolate.trace.ring import Kind, Ring
 
 #: Seconds without progress in one step after which a child is taken to hang. The first decode of a CUDA build may
@@ -92,8 +93,7 @@ class Supervisor:
         reply = child.ask(protocol.RunCase(case, str(folder), asked, deep), case)
         if isinstance(reply, Fault):
             self._child = None
-            steps = reply.step.index or 0
-            return Outcome(reply, steps, time.perf_counter() - started)
+            return Outcome(reply, reply.step.index or 0, time.perf_counter() - started)
         assert isinstance(reply, protocol.Ran)
         return Outcome(reply.fault, reply.steps, reply.seconds, tuple(reply.notes))
 
@@ -167,11 +167,13 @@ class _Child:
                 start_new_session=True,
             )
         self.ring: Ring | None = None
+        self.deep = False
 
     def ask(self, request: protocol.Request, case: Case | None) -> protocol.Reply | Fault:
         """Send a request and wait for the answer, or for the fault that stands for it."""
         os.ftruncate(self.log, 0)
         self.ooms = _oom_kills()
+        self.deep = isinstance(request, protocol.RunCase) and request.deep
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(protocol.encode(request))
         return self.await_reply(case)
@@ -192,7 +194,7 @@ class _Child:
         if isinstance(reply, protocol.Refused):
             raise _refusal(reply)
         if isinstance(reply, protocol.Ran) and reply.fault is not None:
-            reply.fault = replace(reply.fault, log=tail(self.log_text()))
+            reply.fault = self._with_node(replace(reply.fault, log=tail(self.log_text())))
         return reply
 
     def _wait(self) -> None:
@@ -229,8 +231,16 @@ class _Child:
         text = ring.abort_text if ring else ""
         oom = _oom_kills() > self.ooms
         fault = fault_of(Death(status, self._in_flight(ring, case), text, self.log_text(), timeout, oom))
+        fault = self._with_node(fault)
         self.close()
         return fault
+
+    def _with_node(self, fault: Fault) -> Fault:
+        """The fault with the last node of a deep run, where a decode failed: an oracle speaks of what was computed."""
+        ring = self._ring()
+        if not self.deep or ring is None or fault.kind in CHECKS or fault.step.kind != "decode":
+            return fault
+        return replace(fault, node=last_node(ring))
 
     def _in_flight(self, ring: Ring | None, case: Case | None) -> StepInFlight:
         record = ring.last(Kind.STEP) if ring else None

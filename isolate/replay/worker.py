@@ -70,7 +70,7 @@ class Worker:
             case protocol.MakeModel():
                 made = make(self.library, request.zoo, request.type, request.seed, cache_folder())
                 shutil.copyfile(made, request.out)
-                return protocol.Answer({"path": request.out, "bytes": os.stat(request.out).st_size})
+                return protocol.Answer({"path": request.out, "bytes": Path(request.out).stat().st_size})
 
     def run(self, request: protocol.RunCase) -> protocol.Ran:
         """Run one case; a fault found on the way is the answer, not an error."""
