@@ -2,7 +2,8 @@
 
 Two kinds of package carry a released llama.h: the source distributions of llama-cpp-python (with llama.cpp's source,
 so with the defaults), and the wheels of llama-cpp-py-sync, one for a llama.cpp release bNNNN (declarations only). Each
-is downloaded with pip and read as text; nothing in it is run, built or copied.
+is downloaded with pip and read as text; nothing in it is run, built or copied. A wheel has no macros: it is given the
+LLAMA_STATE_SEQ_FLAGS_ of the newest source distribution.
 
     python tools/make_layouts.py                    everything, a few minutes and 2 GB of downloads
     python tools/make_layouts.py --keep FOLDER      the same, headers kept there for the next time
@@ -18,12 +19,12 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import click
 
-from isolate.library.header import Declarations, parse, read_header
+from isolate.library.header import STATE_FLAGS, Declarations, parse, read_header
 
 #: the first llama-cpp-python whose llama.h has today's calls (llama_memory_*, llama_state_seq_*)
 FIRST = (0, 3, 9)
@@ -109,6 +110,10 @@ def main(keep: Path | None) -> None:
         for release, declared in releases(folder):
             click.echo(f"{release}: {', '.join(declared.structs)}")
             found[release] = declared
+    flags = next(declared.enums[STATE_FLAGS] for declared in found.values() if STATE_FLAGS in declared.enums)
+    for release, declared in found.items():
+        if release.startswith("llama.cpp"):
+            found[release] = replace(declared, enums={**declared.enums, STATE_FLAGS: flags})
     structs: dict[str, list[tuple[str, object]]] = {}
     enums: dict[str, list[tuple[str, object]]] = {}
     for release, declared in found.items():

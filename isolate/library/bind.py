@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +15,19 @@ from typing import Any
 
 from isolate.errors import BuildError
 from isolate.library import layout as layouts
+from isolate.library.elf import read_elf
 from isolate.library.find import Build
 from isolate.library.header import STATE_FLAGS, Field
-from isolate.library.prototypes import PROTOTYPES, types_of
+from isolate.library.prototypes import PROTOTYPES, InitParams, types_of
 
 #: names of ggml types that llama.cpp never takes for a cache: integers, doubles and what only products are made with
 _NOT_FOR_CACHE = {"i8", "i16", "i32", "i64", "f64", "q8_1", "q8_K"}
+_F32 = 0
+#: types the oldest release of the table has (GGML_TYPE_COUNT of 0.3.9); numbers are never given back
+_TYPES_OF_ALL = 39
+#: room for the headers of three tensors a type
+_ARENA_BYTES = 1 << 20
+_QUANTIZE = "llama_model_quantize_params"
 #: ggml_backend_dev_type (ggml-backend.h)
 _DEVICE_TYPES = {0: "CPU", 1: "GPU", 2: "integrated GPU", 3: "accelerator", 4: "meta"}
 #: what a build may lack, by what a user can ask for
@@ -34,6 +42,7 @@ OPTIONAL = {
     "version of llama.cpp": "llama_version",
 }
 _RANGES = {"int32_t": (-(2**31), 2**31 - 1), "uint32_t": (0, 2**32 - 1), "size_t": (0, 2**64 - 1), "bool": (0, 1)}
+_CUDA = re.compile(r"libggml-cuda\.so(\.\d+)*")
 
 
 class Library:
@@ -153,29 +162,41 @@ class Library:
             )
         if field.type == "pointer" and not (value is None or isinstance(value, int)):
             return ctypes.cast(value, ctypes.c_void_p).value  # type: ignore[arg-type]
-        low, high = _RANGES.get(field.type, (None, None))
-        if low is not None and not (isinstance(value, int) and low <= value <= high):
-            raise BuildError(f"{what}: {field.name} is {value!r}, which is not a number from {low} to {high}")
+        if field.type in _RANGES:
+            low, high = _RANGES[field.type]
+            if not (isinstance(value, int) and low <= value <= high):
+                raise BuildError(f"{what}: {field.name} is {value!r}, which is not a number from {low} to {high}")
         return value
 
     @cached_property
     def kv_types(self) -> dict[str, int]:
-        """ggml type names -> numbers, of those that may be a cache's: what `ggml_type_name` says over the whole range."""
+        """ggml type names -> numbers, of the types a cache may have: those a device of this build can write rows of."""
         found: dict[str, int] = {}
-        # ggml_type_name reads past its table beyond the last type, so the range must be known: the quantize defaults hold it.
-        for number in range(self.quantize_params().output_tensor_type):
+        context = self.ggml_init(InitParams(_ARENA_BYTES, None, True))
+        for number in range(self._type_count()):
             name = (self.ggml_type_name(number) or b"").decode(errors="replace")
-            if (
-                not name
-                or not name.isidentifier()
-                or name in _NOT_FOR_CACHE
-                or name in found
-                or not self.ggml_blck_size(number)
-            ):
-                continue
-            if not self.ggml_quantize_requires_imatrix(number):
-                found[name] = number
+            # A removed type keeps its number, with a remark for a name and no block.
+            block = self.ggml_blck_size(number)
+            if name.isidentifier() and block and name not in _NOT_FOR_CACHE and name not in found:
+                rows = self.ggml_new_tensor_4d(context, _F32, block, 1, 1, 1)
+                cache = self.ggml_new_tensor_4d(context, number, block, 1, 1, 1)
+                if self._supported(self.ggml_cpy(context, rows, cache)):
+                    found[name] = number
+        self.ggml_free(context)
         return found
+
+    def _type_count(self) -> int:
+        """How many ggml types there are: ggml_type_name reads past its table beyond the last."""
+        # Both defaults are GGML_TYPE_COUNT, "none chosen".
+        if _QUANTIZE in self.layout.structs:
+            params = self.quantize_params()
+            if params.output_tensor_type == params.token_embedding_type:
+                return int(params.output_tensor_type)
+        return _TYPES_OF_ALL
+
+    def _supported(self, operation: int) -> bool:
+        devices = (self.ggml_backend_dev_get(index) for index in range(self.ggml_backend_dev_count()))
+        return any(self.ggml_backend_dev_supports_op(device, operation) for device in devices)
 
     @cached_property
     def state_flags(self) -> dict[str, int]:
@@ -211,7 +232,20 @@ class Library:
             "kv_types": list(self.kv_types),
             "state_flags": self.state_flags,
             "calls": {what: self.has(name) for what, name in OPTIONAL.items()},
+            "cuda": self._cuda(),
         }
+
+    def _cuda(self) -> dict[str, Any] | None:
+        """The CUDA backend's library and the CUDA runtime it asks for; None where there is none.
+
+        The launch hooks stand in front of a shared runtime; a runtime linked into the backend is out of their reach.
+        """
+        folder = self.build.backends.iterdir() if self.build.backends is not None else ()
+        for path in (*self.build.ggml, *folder):
+            if _CUDA.fullmatch(path.name):
+                runtime = [name for name in read_elf(path).needed if name.startswith("libcudart.so")]
+                return {"library": str(path), "runtime": runtime[0] if runtime else None}
+        return None
 
     def _text(self, name: str) -> str | None:
         return getattr(self, name)().decode(errors="replace") if self.has(name) else None
@@ -235,6 +269,8 @@ def _load(path: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
         reason = str(error)
         if "GLIBC" in reason:
             advice = "it was made for a newer system; pass --build one made for this"
+        elif "cannot open shared object file" in reason and reason.startswith("libcu"):
+            advice = "install CUDA, put its folder in LD_LIBRARY_PATH, or use --target dry:GPU"
         elif "cannot open shared object file" in reason:
             advice = "put the folder of what is missing in LD_LIBRARY_PATH"
         else:

@@ -10,7 +10,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from isolate.errors import BuildError
@@ -216,8 +216,9 @@ def _with_defaults(
         return fields
     # C++ sets what an aggregate's initializer leaves out to zero.
     values += ["0"] * (len(fields) - len(values))
+    # A fork that adds a type changes a count and nothing else.
     return tuple(
-        Field(part.name, part.type, part.offset, part.size, _evaluate(value, constants))
+        replace(part, default=None if value.endswith("_COUNT") else _evaluate(value, constants))
         for part, value in zip(fields, values, strict=True)
     )
 

@@ -152,6 +152,7 @@ ggml_nelements                        l p
 ggml_tensor_overhead                  z
 ggml_new_tensor_4d                    p p i l l l l
 ggml_add                              p p p p
+ggml_cpy                              p p p p
 ggml_init                             p INIT
 ggml_free                             v p
 
@@ -165,7 +166,7 @@ ggml_backend_dev_name                 s p
 ggml_backend_dev_description          s p
 ggml_backend_dev_type                 i p
 ggml_backend_dev_memory               v p Z Z
-ggml_backend_dev_backend_reg          p p
+ggml_backend_dev_supports_op          b p p
 ggml_backend_tensor_get               v p p z z
 """
 
