@@ -32,6 +32,8 @@ original = engine.Engine._do
 
 
 def planted(self: engine.Engine, index: int, step: Step) -> engine.Result:
+    if what == "callback":
+        ctypes.c_int.in_dll(library(), "computing").value = index
     if index == int(at) and what in PLANTS:
         PLANTS[what]()
     return original(self, index, step)

@@ -1,0 +1,35 @@
+"""What the tests share: the shipped build in children, and a check that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+
+
+def left_behind() -> set[str]:
+    """Children of this process that still exist, and files in shared memory."""
+    mine = os.getpid()
+    found = {str(path) for path in Path("/dev/shm").iterdir() if "isolate" in path.name}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == mine:
+            found.add(stat.parent.name)
+    return found
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """No child, no open file and no shared memory outlives the test."""
+    before, files = left_behind(), len(os.listdir("/proc/self/fd"))
+    yield
+    assert left_behind() == before
+    assert len(os.listdir("/proc/self/fd")) == files
