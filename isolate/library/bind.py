@@ -222,7 +222,11 @@ class Library:
                 "source": self.layout.source,
                 "releases": list(self.layout.releases),
                 "bytes": {name: len(found.data) for name, found in self.layout.measured.items()},
-                "refused": sorted(set(self.layout.closed.values())),
+                "refused": [
+                    why if not field else f"{name}.{field}: {why}"
+                    for (name, field), why in self.layout.closed.items()
+                    if not field or name != _QUANTIZE
+                ],
             },
             "backends": [
                 self.ggml_backend_reg_name(self.ggml_backend_reg_get(i)).decode()

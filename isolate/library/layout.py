@@ -141,7 +141,7 @@ def disagreement(fields: Sequence[Field], measured: Measured, known: Mapping[str
     inside = [False] * _sizeof(fields)
     for part in fields:
         inside[part.offset : part.offset + part.size] = [True] * part.size
-    end = fields[-1].offset + fields[-1].size
+    end = _end(fields)
     if not end <= len(measured.data) <= len(inside):
         return f"the build writes {len(measured.data)} bytes, not {end}"
     for part in fields:
@@ -217,12 +217,17 @@ def _against(
 
 
 def _no_release(against: Mapping[str, Mapping[str, str]], measured: Mapping[str, Measured]) -> str:
-    # The nearest miss says most: the release with the fewest structs that disagree, the newest first.
-    nearest = min(against, key=lambda release: len(against[release]))
+    def distance(release: str) -> tuple[int, int]:
+        structs = _table()[release].structs
+        sizes = (abs(len(found.data) - _end(structs[name])) for name, found in measured.items() if name in structs)
+        return len(against[release].keys() & _REQUIRED.keys()), sum(sizes)
+
+    # The nearest miss says most.
+    nearest = min(against, key=distance)
     name, why = next((name, why) for name, why in against[nearest].items() if name in _REQUIRED)
     sizes = ", ".join(f"{each} {len(found.data)}" for each, found in measured.items())
     return (
-        f"this libllama fits no release isolate knows (measured bytes: {sizes}; nearest is {nearest}, where of {name} {why}): "
+        f"this libllama fits no release isolate knows (measured bytes: {sizes}; nearest is {nearest}, but in {name} {why}): "
         "pass --include the llama.h it was made from"
     )
 
@@ -283,8 +288,12 @@ def _structure(name: str, fields: Sequence[Field]) -> type[ctypes.Structure]:
 
 def _sizeof(fields: Sequence[Field]) -> int:
     alignment = max(part.size for part in fields)
-    end = fields[-1].offset + fields[-1].size
-    return (end + alignment - 1) // alignment * alignment
+    return (_end(fields) + alignment - 1) // alignment * alignment
+
+
+def _end(fields: Sequence[Field]) -> int:
+    """The byte after the last field: the size without the padding that follows it."""
+    return fields[-1].offset + fields[-1].size
 
 
 def _decode(part: Field, data: bytes) -> Value:
