@@ -41,7 +41,13 @@ OPTIONAL = {
     "abort callback": "ggml_set_abort_callback",
     "version of llama.cpp": "llama_version",
 }
-_RANGES = {"int32_t": (-(2**31), 2**31 - 1), "uint32_t": (0, 2**32 - 1), "size_t": (0, 2**64 - 1), "bool": (0, 1)}
+_RANGES = {
+    **{f"int{bits}_t": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}_t": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
+    "int": (-(2**31), 2**31 - 1),
+    "size_t": (0, 2**64 - 1),
+    "bool": (0, 1),
+}
 _CUDA = re.compile(r"libggml-cuda\.so(\.\d+)*")
 
 
@@ -162,10 +168,13 @@ class Library:
             )
         if field.type == "pointer" and not (value is None or isinstance(value, int)):
             return ctypes.cast(value, ctypes.c_void_p).value  # type: ignore[arg-type]
-        if field.type in _RANGES:
-            low, high = _RANGES[field.type]
+        kind = "int32_t" if field.enum else field.type
+        if kind in _RANGES:
+            low, high = _RANGES[kind]
             if not (isinstance(value, int) and low <= value <= high):
                 raise BuildError(f"{what}: {field.name} is {value!r}, which is not a number from {low} to {high}")
+        elif kind in ("float", "double") and not isinstance(value, int | float):
+            raise BuildError(f"{what}: {field.name} is {value!r}, which is not a number")
         return value
 
     @cached_property
