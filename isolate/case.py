@@ -249,7 +249,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     """Which model: one of the zoo, which isolate writes itself (`isolate model`), or a GGUF file."""
 
     zoo: Name | UnsetType = UNSET
-    #: type of a zoo model: f32, q8_0, q3_k, ...; f32 when left out
+    #: type of a zoo model: F32, Q8_0, Q3_K, ...; F32 when left out
     type: Name | UnsetType = UNSET
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] | UnsetType = UNSET
     #: a relative path starts at the case file's folder
@@ -422,7 +422,7 @@ class _Reader:
         if isinstance(run.tokens, Pattern):
             largest = run.tokens.largest()
         else:
-            largest = max(run.tokens, default=0)  # type: ignore[type-var]
+            largest = max(run.tokens, default=0)
             if not run.tokens and not self.case.hostile:
                 self.fail(index, field, "an empty run; leave the slot out instead")
         limit = self.case.model.vocabulary()

@@ -81,13 +81,16 @@ def main() -> None:
 def doctor(build: str | None, include: str | None, target: str, json_path: str | None) -> None:
     """Can this build be driven, and what has it got?"""
     from isolate.report import doctor as report_doctor
+    from isolate.trace.devices import gpus
 
     with Supervisor(build, include, find_target(target)) as supervisor:
-        description = supervisor.describe()
+        found = supervisor.describe()
+    found["gpus"], found["driver"] = gpus()
+    found["hooks"] = "nothing to hook: this build has no CUDA backend" if found["cuda"] is None else "not tried"
     if json_path != "-":
-        click.echo(report_doctor.text(description))
+        click.echo(report_doctor.text(found))
     if json_path:
-        report_json.write(description, json_path)
+        report_json.write({"schema": "isolate.doctor/1", **found}, json_path)
 
 
 @main.command()
@@ -153,7 +156,7 @@ def run(
 @main.command()
 @click.argument("name", required=False)
 @build_options
-@click.option("--type", "quantization", default="f32", metavar="TYPE", show_default=True, help="f32, q8_0, q3_k, ...")
+@click.option("--type", "quantization", default="F32", metavar="TYPE", show_default=True, help="F32, Q8_0, Q3_K, ...")
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0, 2**31 - 1))
 @click.option(
     "--out", metavar="PATH", type=click.Path(path_type=Path), help="Where to write it [default: NAME-TYPE.gguf]."
@@ -175,5 +178,5 @@ def model(
         raise IsolateError(f"no zoo model is called {name!r}; there are {', '.join(sorted(ZOO))}")
     path = out or Path(f"{name}-{quantization}.gguf")
     with Supervisor(build, include, find_target(target)) as supervisor:
-        made = supervisor.make_model(name, quantization.lower(), seed, path)
+        made = supervisor.make_model(name, quantization.upper(), seed, path)
     click.echo(f"{made['path']}: {made['bytes']} bytes")

@@ -51,7 +51,7 @@ def _fitting(options: list[inspect.Type], value: object) -> list[inspect.Type]:
     """Of several tagged structs, the one whose tag the value has."""
     if not isinstance(value, dict):
         return options
-    tagged = [
+    tagged: list[inspect.Type] = [
         o for o in options if isinstance(o, inspect.StructType) and o.tag_field and value.get(o.tag_field) == o.tag
     ]
     return tagged or options

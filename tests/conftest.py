@@ -26,10 +26,15 @@ def left_behind() -> set[str]:
     return found
 
 
+def open_files() -> int:
+    """Descriptors that this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """No child, no open file and no shared memory outlives the test."""
-    before, files = left_behind(), len(os.listdir("/proc/self/fd"))
+    before, files = left_behind(), open_files()
     yield
     assert left_behind() == before
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert open_files() == files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import signal
 import time
@@ -28,13 +29,15 @@ PLANTS: dict[str, Callable[[], object]] = {
     "raise": lambda: 1 // 0,
 }
 
+OnNode = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
+
 original = engine.Engine._do
 
 
 def planted(self: engine.Engine, index: int, step: Step) -> engine.Result:
     if what == "callback":
         ctypes.c_int.in_dll(library(), "computing").value = index
-    if index == int(at) and what in PLANTS:
+    if what in PLANTS and index == int(at):
         PLANTS[what]()
     return original(self, index, step)
 
@@ -43,10 +46,22 @@ opened = engine.Engine.open
 
 
 def with_callback(self: engine.Engine, settings: object = None) -> None:
-    """`callback@step`: the graph's eval callback throws while that step is computed."""
+    """`callback@step`: the graph's eval callback throws while that step is computed. `node@n`: abort at node n."""
     if what == "callback":
         self.eval_callback = library().throwing_callback
         ctypes.c_int.in_dll(library(), "throw_at").value = int(at)
+    if what == "node" and self.eval_callback is not None:
+        record = self.eval_callback
+        seen = itertools.count()
+
+        @OnNode
+        def abort_at_node(tensor: int, ask: bool, user: int) -> bool:
+            answer = bool(record(tensor, ask, user))
+            if ask and next(seen) == int(at):
+                os.abort()
+            return answer
+
+        self.eval_callback = abort_at_node
     opened(self, settings)  # type: ignore[arg-type]
 
 

@@ -77,8 +77,19 @@ def test_a_hundred_planted_faults_at_random_steps(what: str, planted_library: Pa
         plant(what, chance.choice(DECODES if what == "callback" else range(len(TWO_SLOTS.steps))), planted_library)
 
 
+def test_a_deep_run_names_the_node_that_was_computed(planted_library: Path) -> None:
+    with planting("node", 0, planted_library) as children:
+        first = children.run(TWO_SLOTS, deep=True).fault
+    with planting("node", 5, planted_library) as children:
+        fault = children.run(TWO_SLOTS, deep=True).fault
+    assert first is not None and first.node is not None and fault is not None and fault.node is not None
+    assert (first.node.index, first.node.op, first.node.sources[0]) == (0, "GET_ROWS", "token_embd.weight")
+    assert fault.node.index == 5 and fault.node.type == "f32" and fault.node.shape[0] > 0
+    assert fault.step.index == 0
+
+
 def assertion_case() -> Case:
-    """r18: more slots than tokens a batch trips an assertion of the released library at the first decode."""
+    """r18: more slots than tokens a batch trips an assertion of the released library."""
     return cases.parse(
         b'{"isolate": 1, "model": {"zoo": "llama"}, "context": {"n_batch": 4, "n_ubatch": 4, "n_seq_max": 8}, '
         b'"steps": [{"step": "decode", "batch": [{"slot": 0, "tokens": [1]}]}]}',
@@ -103,7 +114,7 @@ def test_what_is_not_usable_is_said_and_the_child_lives_on(tmp_path: Path) -> No
     (tmp_path / "not.gguf").write_bytes(b"GGUX" + bytes(100))
     wrong = cases.with_model(TWO_SLOTS, str(tmp_path / "not.gguf"))
     with Supervisor() as children:
-        with pytest.raises(ModelError, match="not.gguf"):
+        with pytest.raises(ModelError, match=r"not\.gguf"):
             children.run(wrong)
         child = children._child
         assert children.run(TWO_SLOTS).fault is None and children._child is child

@@ -145,8 +145,7 @@ class Batch:
             ("seq_id", self._rows),
             ("logits", self.logits),
         ):
-            kind = dict(self.structure._fields_)[name]
-            setattr(self.structure, name, ctypes.cast(array.ctypes.data, kind))
+            setattr(self.structure, name, array.ctypes.data)
 
 
 class Models:
@@ -164,6 +163,8 @@ class Models:
         if self.handle is not None and self.path == path:
             return self.handle
         self.free()
+        if not path.is_file():
+            raise ModelError(f"{path}: there is no such file" if not path.exists() else f"{path}: not a file")
         params = self.library.model_params()
         # An empty list of devices keeps a build with a GPU backend off it.
         none = (ctypes.c_void_p * 1)(None) if self.gpu_layers == 0 else None
@@ -404,7 +405,9 @@ class Engine:
             size = len(content)
         count = ctypes.c_size_t()
         path = f"/proc/self/fd/{file}".encode()
-        moved = self.library.llama_state_seq_load_file(self.context, path, slot, None, 0, ctypes.byref(count))
+        # With NULL for the tokens the call only reads how many there are (llama.h); the file holds none.
+        tokens = (ctypes.c_int32 * 1)()
+        moved = self.library.llama_state_seq_load_file(self.context, path, slot, tokens, 1, ctypes.byref(count))
         return moved, size
 
     def _moved(self, step: Step, routine: str, moved: int, size: int) -> None:

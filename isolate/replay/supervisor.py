@@ -34,6 +34,8 @@ from isolate.trace.ring import Kind, Ring
 #: Seconds without progress in one step after which a child is taken to hang. The first decode of a CUDA build may
 #: compile its kernels for the better part of a minute.
 TIMEOUT = 120.0
+#: The same before the first step: a large model takes its time to load and says nothing meanwhile.
+LOADING_TIMEOUT = 900.0
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,9 @@ class _Child:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.timeout = supervisor.timeout
+        self.trace = _open_trace(supervisor.trace)
         self.log = os.memfd_create("isolate-log")
         fcntl.fcntl(self.log, fcntl.F_SETFL, os.O_APPEND)
-        self.trace = _open_trace(supervisor.trace)
         self.socket, theirs = socket.socketpair()
         self.replies = self.socket.makefile("rb")
         setup = {
@@ -198,20 +200,18 @@ class _Child:
         return reply
 
     def _wait(self) -> None:
-        """Until there is something to read. TimeoutError after `timeout` seconds without progress in the trace."""
+        """Until there is something to read. TimeoutError after too long without progress in the trace."""
         pause = min(self.timeout / 4, 0.5)
         seen, since = -1, time.monotonic()
         while not select.select([self.socket], [], [], pause)[0]:
-            progress = self._progress()
+            ring = self._ring()
+            progress = ring.progress if ring else 0
+            limit = self.timeout if ring and ring.step >= 0 else max(self.timeout, LOADING_TIMEOUT)
             if progress != seen:
                 seen, since = progress, time.monotonic()
-            elif time.monotonic() - since >= self.timeout:
+            elif time.monotonic() - since >= limit:
                 self.process.kill()
                 raise TimeoutError
-
-    def _progress(self) -> int:
-        ring = self._ring()
-        return ring.progress if ring else 0
 
     def _ring(self) -> Ring | None:
         """The child's trace, once the child has made it."""

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from isolate.case import Case, Check
-from isolate.errors import IsolateError
+from isolate.errors import IsolateError, ModelError
 from isolate.fault import Call, Fault, Signature
 from isolate.library.bind import Library
 from isolate.library.find import find_build
@@ -69,7 +69,10 @@ class Worker:
                 return protocol.Answer(self.library.describe())
             case protocol.MakeModel():
                 made = make(self.library, request.zoo, request.type, request.seed, cache_folder())
-                shutil.copyfile(made, request.out)
+                try:
+                    shutil.copyfile(made, request.out)
+                except OSError as error:
+                    raise ModelError(f"{request.out}: cannot be written: {error.strerror}") from None
                 return protocol.Answer({"path": request.out, "bytes": Path(request.out).stat().st_size})
 
     def run(self, request: protocol.RunCase) -> protocol.Ran:
@@ -116,7 +119,7 @@ class Worker:
         if isinstance(model.file, str):
             return Path(folder, model.file)
         assert isinstance(model.zoo, str)
-        quantization = model.type.lower() if isinstance(model.type, str) else "f32"
+        quantization = model.type.upper() if isinstance(model.type, str) else "F32"
         seed = model.seed if isinstance(model.seed, int) else 1
         return make(self.library, model.zoo, quantization, seed, cache_folder())
 

@@ -1,80 +1,53 @@
-"""The doctor's screen: what `Library.describe` found, and in one line whether the build can be driven."""
+"""What `isolate doctor` found, on one screen."""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-_MEBIBYTE = 1 << 20
+WIDTH = 110
+LABEL = 12
 
 
-def text(description: dict[str, Any]) -> str:
-    """One screen for a person; `description` is what `Library.describe` returns."""
-    build, layouts = description["build"], description["layouts"]
-    rows: list[tuple[str, str]] = [
-        ("libllama", build["llama"]),
-        ("ggml", _names(path.rpartition("/")[2] for path in build["ggml"]) or "inside libllama"),
-        ("version", _versions(description["versions"])),
-        ("layouts", layouts["source"]),
-        ("bytes", _names(f"{name} {size}" for name, size in layouts["bytes"].items())),
-        (
-            "backends",
-            _names(description["backends"]) + (f", loaded from {build['backends']}" if build["backends"] else ""),
-        ),
-        *(("device", _device(device)) for device in description["devices"]),
-        ("KV types", _names(description["kv_types"])),
-        *(
-            ("has" if there else "has not", what)
-            for what, there in sorted(_optional(description).items(), key=_there_first)
-        ),
-        ("launch hooks", _hooks(description["cuda"])),
-        *(("refused", why) for why in layouts["refused"]),
-    ]
-    return "\n".join([*_aligned(rows), "", verdict(description)])
+def text(found: dict[str, Any]) -> str:
+    """The build, its layouts, devices, KV types, optional calls, hooks and GPUs, and whether it can be driven."""
+    return "\n".join(_lines(found))
 
 
-def verdict(description: dict[str, Any]) -> str:
-    """One line: can this build be driven."""
-    missing = [what for what, there in _optional(description).items() if not there]
-    if not missing:
-        return "This build can be driven."
-    return f"This build can be driven, without: {'; '.join(missing)}."
-
-
-def _optional(description: dict[str, Any]) -> dict[str, bool]:
-    return {**description["calls"], "checkpoints on the device": "on_device" in description["state_flags"]}
-
-
-def _there_first(item: tuple[str, bool]) -> bool:
-    return not item[1]
-
-
-def _names(names: Any) -> str:
-    return ", ".join(names)
-
-
-def _versions(versions: dict[str, str | None]) -> str:
-    words = {"llama_version": "llama.cpp", "ggml_version": "ggml", "ggml_commit": "commit"}
-    return (
-        _names(f"{words[name]} {version}" for name, version in versions.items() if version) or "not said by the build"
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    build, versions, layouts = found["build"], found["versions"], found["layouts"]
+    yield from _entry("build", build["llama"])
+    yield from _entry("", "with " + ", ".join(Path(path).name for path in build["ggml"]))
+    if build["backends"]:
+        yield from _entry("", f"and the backends in {build['backends']}")
+    yield from _entry(
+        "version", ", ".join(f"{name.replace('_', ' ')} {value or 'not told'}" for name, value in versions.items())
     )
+    yield from _entry("layouts", layouts["source"])
+    sizes = ", ".join(f"{name} {size}" for name, size in layouts["bytes"].items())
+    yield from _entry("", f"bytes: {sizes}")
+    for refused in layouts["refused"]:
+        yield from _entry("", f"not settable: {refused}")
+    yield from _entry("backends", ", ".join(found["backends"]) or "none")
+    for device in found["devices"]:
+        memory = f"{device['free_bytes'] / 2**30:.1f} of {device['total_bytes'] / 2**30:.1f} GiB free"
+        yield from _entry("device", f"{device['name']} ({device['description']}), {memory}")
+    yield from _entry("KV types", ", ".join(found["kv_types"]))
+    for name, there in found["calls"].items():
+        yield from _entry(
+            "calls" if name == next(iter(found["calls"])) else "", f"{'yes' if there else 'no ':<4}{name}"
+        )
+    yield from _entry("hooks", found["hooks"])
+    yield from _entry("GPUs", found["driver"])
+    for gpu in found["gpus"]:
+        size = f"{gpu['memory_bytes'] / 2**30:.0f} GiB"
+        yield from _entry("", f"{gpu['name']}, compute capability {gpu['compute_capability']}, {size}")
+    yield from _entry("verdict", "this build can be driven")
 
 
-def _device(device: dict[str, Any]) -> str:
-    free, total = (device[key] // _MEBIBYTE for key in ("free_bytes", "total_bytes"))
-    return f"{device['name']} ({device['type']}): {device['description']}, {free} of {total} MiB free"
-
-
-def _hooks(cuda: dict[str, Any] | None) -> str:
-    if cuda is None:
-        return "nothing to attach to, this build has no CUDA backend"
-    if cuda["runtime"] is None:
-        return f"cannot attach: {cuda['library']} has the CUDA runtime linked in; build with -DGGML_STATIC=OFF and a shared cudart"
-    return f"can attach: {cuda['library']} asks for {cuda['runtime']}"
-
-
-def _aligned(rows: list[tuple[str, str]]) -> list[str]:
-    lines, before = [], ""
-    for label, value in rows:
-        lines.append(f"{'' if label == before else label:<13} {value}")
-        before = label
-    return lines
+def _entry(label: str, value: str) -> Iterator[str]:
+    lines = textwrap.wrap(value, WIDTH - LABEL, break_long_words=False, break_on_hyphens=False) or [""]
+    for number, line in enumerate(lines):
+        yield f"{label if number == 0 else '':<{LABEL}}{line}"
