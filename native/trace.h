@@ -174,4 +174,21 @@ void isolate_on_log(int level, const char *text, void *user);
 /* Lines below this ggml_log_level are dropped; at first 3, warnings. */
 void isolate_log_level(int level);
 
+/* The hooks of the CUDA runtime, driver and cuBLAS. mode: enum isolate_mode; first, last: launch numbers of WINDOW. */
+void isolate_trace_mode(uint32_t mode, uint64_t first, uint64_t last);
+/* For tests: the call of that kind and number is not made and returns `code` instead. Launches are numbered as in the
+ * trace, the other kinds from 1 since this call. code 0: no more. */
+void isolate_trace_inject(int kind, uint64_t number, int32_t code);
+
+/* How the CUDA calls of the loaded libraries are bound. */
+struct isolate_live {
+    uint32_t libraries;  /* that have device code and call a shared CUDA runtime */
+    uint32_t hooked;     /* imports bound to a hook */
+    uint32_t unrecorded; /* imports without a hook that cannot fail: registration, names of errors */
+    uint32_t uncovered;  /* imports without a hook; each is named in a NOTE of the trace */
+    uint32_t elsewhere;  /* imports bound past their hook; each is named in a NOTE of the trace */
+    uint32_t unresolved; /* imports that are not bound before they are called first */
+};
+void isolate_trace_live(struct isolate_live *live);
+
 #endif
