@@ -123,7 +123,7 @@ class Batch:
         for run, wanted in zip(fed, outputs, strict=True):
             end = place + len(run.tokens)
             self.token[place:end] = run.tokens
-            self.pos[place:end] = np.arange(run.start, run.start + len(run.tokens), dtype=np.int32)
+            self.pos[place:end] = run.start + self._count[: len(run.tokens)]
             self.seq[place:end] = run.slot
             for index in wanted:
                 self.logits[place + index] = 1
@@ -137,6 +137,7 @@ class Batch:
         self.seq = np.zeros(capacity, np.int32)
         self.logits = np.zeros(capacity, np.int8)
         self._one = np.ones(capacity, np.int32)
+        self._count = np.arange(capacity, dtype=np.int32)
         self._rows = self.seq.ctypes.data + 4 * np.arange(capacity, dtype=np.uintp)
         for name, array in (
             ("token", self.token),

@@ -174,7 +174,6 @@ class _Child:
     def ask(self, request: protocol.Request, case: Case | None) -> protocol.Reply | Fault:
         """Send a request and wait for the answer, or for the fault that stands for it."""
         os.ftruncate(self.log, 0)
-        self.ooms = _oom_kills()
         self.deep = isinstance(request, protocol.RunCase) and request.deep
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(protocol.encode(request))

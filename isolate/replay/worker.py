@@ -19,12 +19,12 @@ from pathlib import Path
 
 import msgspec
 
-from isolate.case import Case, Check
+from isolate.case import Case, Check, Model
 from isolate.errors import IsolateError, ModelError
 from isolate.fault import Call, Fault, Signature
 from isolate.library.bind import Library
 from isolate.library.find import find_build
-from isolate.models import cache_folder, make
+from isolate.models import make
 from isolate.replay import protocol
 from isolate.replay.engine import Engine, Models, StepFailed
 from isolate.replay.oracle import Oracle
@@ -59,6 +59,8 @@ class Worker:
         self.library.set_callbacks(self.writer.on_abort, self.writer.on_log, setup.log)
         self.library.llama_backend_init()
         self.models = Models(self.library, setup.gpu_layers)
+        #: files of the zoo models that were asked for
+        self.made: dict[Model, Path] = {}
 
     def answer(self, request: protocol.Request) -> protocol.Reply:
         """Do what is asked. IsolateError when the case, the model or the build is not usable."""
@@ -68,7 +70,7 @@ class Worker:
             case protocol.Describe():
                 return protocol.Answer(self.library.describe())
             case protocol.MakeModel():
-                made = make(self.library, request.zoo, request.type, request.seed, cache_folder())
+                made = make(self.library, request.zoo, request.type, request.seed)
                 try:
                     shutil.copyfile(made, request.out)
                 except OSError as error:
@@ -118,10 +120,12 @@ class Worker:
         model = case.model
         if isinstance(model.file, str):
             return Path(folder, model.file)
-        assert isinstance(model.zoo, str)
-        quantization = model.type.upper() if isinstance(model.type, str) else "F32"
-        seed = model.seed if isinstance(model.seed, int) else 1
-        return make(self.library, model.zoo, quantization, seed, cache_folder())
+        if model not in self.made:
+            assert isinstance(model.zoo, str)
+            quantization = model.type.upper() if isinstance(model.type, str) else "F32"
+            seed = model.seed if isinstance(model.seed, int) else 1
+            self.made[model] = make(self.library, model.zoo, quantization, seed)
+        return self.made[model]
 
 
 def engine_fault(error: Exception, engine: Engine) -> Fault:
