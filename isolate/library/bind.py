@@ -155,6 +155,28 @@ class Library:
                 raise BuildError(f"{what}: {key} cannot be set, because {self.layout.closed[name, key]}")
             setattr(struct, key, self._value(fields[key], value, what))
 
+    def check_context(self, context: int, params: ctypes.Structure) -> None:
+        """Checks that a new context has what `params` asked for, by what it says of itself; BuildError where it does not.
+
+        The layout of `params` was measured; this is the proof by behaviour that its fields mean what their names say.
+        """
+        slots = max(params.n_seq_max, 1)
+        # llama.cpp shares n_ctx out among the slots and rounds each share, up to a multiple of 256 at most.
+        size = range(params.n_ctx - slots, params.n_ctx + 256 * slots)
+        seen = {
+            "n_seq_max": (slots, self.llama_n_seq_max(context)),
+            "n_threads": (params.n_threads, self.llama_n_threads(context)),
+            "n_threads_batch": (params.n_threads_batch, self.llama_n_threads_batch(context)),
+        }
+        if params.n_ctx and self.llama_n_ctx(context) not in size:
+            seen["n_ctx"] = (params.n_ctx, self.llama_n_ctx(context))
+        for name, (wanted, found) in seen.items():
+            if found != wanted:
+                raise BuildError(
+                    f"{name} was set to {wanted} and the context has {found}, so llama_context_params is not what was taken "
+                    f"({self.layout.source}): pass --include the llama.h this build was made from"
+                )
+
     def _value(self, field: Field, value: object, what: str) -> Any:
         if field.enum == "ggml_type" and isinstance(value, str):
             return _chosen(self.kv_types, value, f"{what}: {field.name}")
