@@ -24,7 +24,7 @@ from isolate.replay.supervisor import Supervisor
 
 ROOT = Path(__file__).resolve().parents[1]
 PAIRS = 15
-CASES = 300
+CASES = 20
 
 
 def two_slots_of_ten_decodes() -> cases.Case:
@@ -64,7 +64,7 @@ class Timed:
 
 
 def inside(path: str) -> None:
-    """In a child: seconds inside the library for one case, printed."""
+    """In a child: for every line read, the median seconds inside the library for one case, printed."""
     from isolate.library.bind import Library
     from isolate.library.find import find_build
     from isolate.models import make
@@ -79,16 +79,17 @@ def inside(path: str) -> None:
     timed = Timed(library)
     models = Models(library, 0)
     models.load(make(library, "llama", "F32", 1))
-    seconds = []
-    for _ in range(CASES):
-        timed.inside = 0.0
-        engine = Engine(timed, writer, models, case)  # type: ignore[arg-type]
-        engine.open()
-        for _ in engine.steps():
-            pass
-        engine.close()
-        seconds.append(timed.inside)
-    print(median(seconds))
+    for _ in sys.stdin:
+        seconds = []
+        for _ in range(CASES):
+            timed.inside = 0.0
+            engine = Engine(timed, writer, models, case)  # type: ignore[arg-type]
+            engine.open()
+            for _ in engine.steps():
+                pass
+            engine.close()
+            seconds.append(timed.inside)
+        print(median(seconds), flush=True)
 
 
 BARE = """
@@ -131,15 +132,26 @@ def main() -> None:
         with Supervisor() as children:
             children.make_model("llama", "F32", 1, model)
             children.run(case)
-            seconds = []
-            for _ in range(CASES):
-                start = time.perf_counter()
-                assert children.run(case).fault is None
-                seconds.append(time.perf_counter() - start)
-        wall = median(seconds)
-        library = float(subprocess.check_output([sys.executable, __file__, "--inside", str(path)]))
-        print(f"cases a second in one warm child   {1 / wall:8.0f}")
-        print(f"share of the time inside libllama  {library / wall:8.0%}")
+            inner = subprocess.Popen(
+                [sys.executable, __file__, "--inside", str(path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert inner.stdin is not None and inner.stdout is not None
+            with inner, inner.stdin, inner.stdout:
+                walls, shares = [], []
+                for _ in range(PAIRS):
+                    seconds = []
+                    for _ in range(CASES):
+                        start = time.perf_counter()
+                        assert children.run(case).fault is None
+                        seconds.append(time.perf_counter() - start)
+                    print(file=inner.stdin, flush=True)
+                    walls.append(median(seconds))
+                    shares.append(float(inner.stdout.readline()) / walls[-1])
+        print(f"cases a second in one warm child   {1 / median(walls):8.0f}")
+        print(f"share of the time inside libllama  {median(shares):8.0%}")
         ours = [sys.executable, "-c", "from isolate.cli import main; main()", "run", str(path)]
         bare = [sys.executable, "-c", BARE, str(model)]
         quiet: dict[str, Any] = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": ROOT}

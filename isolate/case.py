@@ -78,7 +78,8 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
         """Indices into the run of the tokens that get logits."""
         if isinstance(self.logits, list):
             return self.logits
-        return {"last": [self.count() - 1], "all": list(range(self.count())), "none": []}[self.logits]
+        count = self.count()
+        return list(range(count)) if self.logits == "all" else [count - 1] if self.logits == "last" else []
 
 
 class Damage(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
