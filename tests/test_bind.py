@@ -219,6 +219,29 @@ def test_description_is_plain_data_that_says_what_was_found() -> None:
     assert all(found["calls"].values()) and found["cuda"] is None
 
 
+def test_a_context_that_is_not_what_was_asked_for_is_refused() -> None:
+    """The proof by behaviour of a layout: another context's params stand for a struct that was read wrong."""
+    code = (
+        DEFAULT
+        + """
+import os
+from isolate.models import make
+library.llama_backend_init()
+model = library.llama_model_load_from_file(os.fsencode(make(library, "llama", "F32", 1)), library.model_params())
+def params(**settings):
+    made = library.context_params()
+    library.set_params(made, {"n_ctx": 512, "n_seq_max": 2, "n_threads": 1, "n_threads_batch": 1, **settings}, "context")
+    return made
+context = library.llama_init_from_model(model, params())
+library.check_context(context, params())
+others = [{"n_threads": 2}, {"n_threads_batch": 2}, {"n_seq_max": 1}, {"n_ctx": 4096}]
+print(json.dumps([refused(library.check_context, context, params(**other)) for other in others]))
+"""
+    )
+    for name, sentence in zip(("n_threads", "n_threads_batch", "n_seq_max", "n_ctx"), child(code), strict=True):
+        assert sentence.startswith(f"{name} was set to ") and "pass --include" in sentence
+
+
 # -- what the library says
 
 

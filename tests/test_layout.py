@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import random
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from isolate.library import layout
 from isolate.library.header import SIZES, STATE_FLAGS, Declarations, Field, parse, place, read_header
 from isolate.library.layout import Layout, establish
 from tests import stub_build
-from tests.compile import COMPILER
+from tests.compile import COMPILER, ROOT
 
 CONTEXT, MODEL, QUANTIZE = "llama_context_params", "llama_model_params", "llama_model_quantize_params"
 NEWEST = "llama-cpp-python 0.3.36"
@@ -130,6 +131,16 @@ def test_embedded_build_by_its_own_header_and_by_the_table() -> None:
             (field.name, field.offset, field.size) for field in fields
         ]
     assert declared.enums[STATE_FLAGS] == table().enums[STATE_FLAGS]
+
+
+def test_the_table_is_as_the_generator_writes_it() -> None:
+    """No value in it was changed by hand into another form; what the values are, the stubs above show."""
+    spec = spec_from_file_location("make_layouts", ROOT / "tools" / "make_layouts.py")
+    assert spec and spec.loader
+    generator = module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    written = generator.TABLE.read_text()
+    assert generator.text_of(json.loads(written)) == written
 
 
 # -- what is refused without a header

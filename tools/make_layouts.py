@@ -18,7 +18,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -55,7 +55,15 @@ def from_source(version: str, keep: Path) -> Declarations:
     folder = keep / f"llama-cpp-python-{version}"
     if not folder.exists():
         with tempfile.TemporaryDirectory() as temporary:
-            pip("download", "--no-deps", "--no-binary", ":all:", "--dest", temporary, f"llama-cpp-python=={version}")
+            pip(
+                "download",
+                "--no-deps",
+                "--no-binary",
+                "llama-cpp-python",
+                "--dest",
+                temporary,
+                f"llama-cpp-python=={version}",
+            )
             with tarfile.open(next(Path(temporary).glob("*.tar.gz"))) as archive:
                 for member in archive:
                     found = WANTED.search(member.name)
@@ -126,10 +134,16 @@ def main(keep: Path | None) -> None:
         "structs": {name: grouped(entries, "fields") for name, entries in structs.items()},
         "enums": {name: grouped(entries, "values") for name, entries in enums.items()},
     }
+    TABLE.write_text(text_of(table))
+
+
+def text_of(table: Mapping[str, object]) -> str:
+    """The file's text: JSON, with a field a line."""
     text = json.dumps(table, indent=1)
-    # One field, and one enum's values, a line.
-    text = re.sub(r"\[\s+(\"\w+\"),\s+(\"[\w ]+\"),\s+(\d+),\s+(\d+),\s+([-\w.]+)\s+\]", r"[\1, \2, \3, \4, \5]", text)
-    TABLE.write_text(text + "\n")
+    return (
+        re.sub(r"\[\s+(\"\w+\"),\s+(\"[\w ]+\"),\s+(\d+),\s+(\d+),\s+([-\w.]+)\s+\]", r"[\1, \2, \3, \4, \5]", text)
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -266,7 +266,10 @@ class Library:
             "devices": [self._device(self.ggml_backend_dev_get(i)) for i in range(self.ggml_backend_dev_count())],
             "kv_types": list(self.kv_types),
             "state_flags": self.state_flags,
-            "calls": {what: self.has(name) for what, name in OPTIONAL.items()},
+            "calls": {
+                **{what: self.has(name) for what, name in OPTIONAL.items()},
+                "checkpoints on the device": "on_device" in self.state_flags,
+            },
             "cuda": self._cuda(),
         }
 
