@@ -82,15 +82,15 @@ class Worker:
         start = time.perf_counter()
         nodes = NodeTrace(self.library, self.writer) if request.deep else None
         self.writer.step_begin(-1, "load")
-        handle = self.models.load(self.model_path(request.case, request.folder))
+        self.models.load(self.model_path(request.case, request.folder))
         engine = Engine(self.library, self.writer, self.models, request.case, nodes.callback if nodes else None)
         fault = None
+        oracle = None
         steps = 0
-        notes: list[str] = []
         try:
             self.writer.step_begin(-1, "context")
             engine.open()
-            oracle = self.oracle(engine, handle, request.check)
+            oracle = self.oracle(engine, request.check)
             for index, step, result in engine.steps():
                 steps += 1
                 if oracle is None:
@@ -99,7 +99,6 @@ class Worker:
                 fault = oracle.after(index, step, result)
                 if fault is not None:
                     break
-            notes = oracle.notes if oracle else []
         except StepFailed as failed:
             fault = failed.fault
         except IsolateError:
@@ -107,10 +106,12 @@ class Worker:
         except Exception as error:
             fault = engine_fault(error, engine)
         self.writer.step_begin(-1, "close")
+        if oracle is not None:
+            oracle.close()
         engine.close()
-        return protocol.Ran(fault, steps, time.perf_counter() - start, notes)
+        return protocol.Ran(fault, steps, time.perf_counter() - start, oracle.notes if oracle else [])
 
-    def oracle(self, engine: Engine, handle: int, check: list[Check]) -> Oracle | None:
+    def oracle(self, engine: Engine, check: list[Check]) -> Oracle | None:
         """The oracles that were asked for, as far as this target has results to judge."""
         asked = frozenset(check) if self.setup.computes else frozenset(check) & {"positions"}
         return Oracle(engine, asked) if asked else None

@@ -1,0 +1,134 @@
+"""Are a slot's logits those it would have alone? Judged by what rounding and what another prefix changes here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from isolate.case import Context
+from isolate.replay.alone import Alone, Logits, Memo, NotAlone, Single
+from isolate.replay.engine import Engine, Row
+from isolate.replay.noise import SEPARATED, Noise, distance, measure
+from isolate.replay.reference import Kind, Slot
+
+#: llama_rope_type of a model without rotary embedding (llama.h).
+NO_ROPE = -1
+
+
+@dataclass
+class _Settings:
+    """What is known of a model under some settings."""
+
+    memo: Memo = field(default_factory=Memo)
+    noise: Noise | None = None
+
+
+#: By the model's path, the settings and a slot's room; kept from one case to the next.
+_known: dict[tuple[Path | None, bytes, int], _Settings] = {}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A slot's logits are not those it has alone: one sentence, and the numbers behind it."""
+
+    said: str
+    evidence: dict[str, Any]
+
+
+class Judge:
+    """Compares the rows of one context with one-slot contexts of the same model and settings."""
+
+    def __init__(self, engine: Engine, kind: Kind, reach: int, note: Callable[[str], None]) -> None:
+        self.engine = engine
+        self.note = note
+        library, model, settings = engine.library, engine.models.handle, engine.settings
+        assert model is not None
+        self.room = self._room(settings)
+        self.known = _known.setdefault((engine.models.path, msgspec.json.encode(settings), self.room), _Settings())
+        self.relative = library.llama_model_rope_type(model) != NO_ROPE
+        self.alone = Alone(library, model, settings, self.room, kind, reach, self.known.memo)
+
+    def close(self) -> None:
+        """Free the contexts that were made to compare with."""
+        self.alone.close()
+
+    def _room(self, settings: Context) -> int:
+        """Positions that one slot has."""
+        library, context = self.engine.library, self.engine.context
+        if library.has("llama_n_ctx_seq"):
+            return int(library.llama_n_ctx_seq(context))
+        whole = int(library.llama_n_ctx(context))
+        return whole if settings.kv_unified else whole // settings.n_seq_max
+
+    def judge(self, number: int, slot: Slot, rows: list[Row]) -> Difference | None:
+        """How the rows of a slot differ from what they should be; None where they do not, or where nothing can be said."""
+        if slot.doubt:
+            self.note(f"logits: slot {number} was not judged: {slot.doubt}")
+            return None
+        try:
+            return self._compare(number, slot, rows)
+        except NotAlone as reason:
+            self.note(f"logits: slot {number} was not judged: {reason}")
+            return None
+
+    def _compare(self, number: int, slot: Slot, rows: list[Row]) -> Difference | None:
+        noise = self._noise()
+        # a slot with a history is compared with one that was moved in the same way
+        moved = slot.moved and slot.history is None
+        if not noise.separated(moved):
+            self.note(
+                f"logits: nothing was judged: with this model and these settings rounding changes them by "
+                f"{noise.level(moved):.1e} (NMSE) and another prefix by {noise.signal:.1e}, less than {SEPARATED:g} times"
+            )
+            return None
+        found = {row.position: self.engine.logits(row) for row in rows}
+        given = {position: logits for position, logits in found.items() if logits is not None}
+        limit = noise.tolerance(moved)
+        beyond = self._beyond(given, self.alone.rows(slot.acts(), list(given)), limit)
+        if beyond:
+            # the context that was compared with may itself have gone wrong: only a new one counts
+            beyond = self._beyond(given, self.alone.fresh_rows(slot.acts(), list(given)), limit)
+        return self._difference(number, slot, beyond, noise, noise.level(moved)) if beyond else None
+
+    def _beyond(self, given: dict[int, Logits], right: dict[int, Logits], limit: float) -> dict[int, float]:
+        distances = {position: distance(right[position], logits) for position, logits in given.items()}
+        return {position: far for position, far in distances.items() if far > limit}
+
+    def _noise(self) -> Noise:
+        """Noise and signal of this model and these settings, measured the first time."""
+        if self.known.noise is None:
+            library, model = self.engine.library, self.engine.models.handle
+            assert model is not None
+            context = Single(library, model, self.engine.settings, self.room)
+            try:
+                self.known.noise = measure(context, self.room, self.relative)
+            finally:
+                context.close()
+        return self.known.noise
+
+    def _difference(self, number: int, slot: Slot, beyond: dict[int, float], noise: Noise, level: float) -> Difference:
+        position = max(beyond, key=lambda at: beyond[at])
+        far = beyond[position]
+        alone = "the same tokens decoded alone" if slot.history is None else "its own history gone through alone"
+        said = (
+            f"slot {number}, position {position}: logits are {far:.1e} (NMSE) from those of {alone}, {far / level:.2g} times "
+            f"the noise of {level:.1e} and {far / noise.signal:.2g} times the {noise.signal:.1e} that another prefix changes"
+        )
+        evidence = {
+            "slot": number,
+            "position": position,
+            "first_position": min(beyond),
+            "rows": len(beyond),
+            "nmse": far,
+            "noise": level,
+            "signal": noise.signal,
+            "share_of_noise": far / level,
+            "share_of_signal": far / noise.signal,
+            "compared_with": alone,
+            "tokens": len(slot.tokens),
+        }
+        return Difference(said, evidence)
