@@ -74,7 +74,10 @@ int dry_copy(const struct dry_copy *copy, void *handle) {
                           copy->destination_pitch, copy->source_pitch);
     }
     enum side to, from;
-    int code = check_side(copy, (uintptr_t)copy->destination, copy->destination_pitch, true, &to);
+    int code = dry_legacy_conflict(stream, copy->call);
+    if (!code) {
+        code = check_side(copy, (uintptr_t)copy->destination, copy->destination_pitch, true, &to);
+    }
     if (!code) {
         code = check_side(copy, (uintptr_t)copy->source, copy->source_pitch, false, &from);
     }
@@ -82,8 +85,9 @@ int dry_copy(const struct dry_copy *copy, void *handle) {
         dry_invalidate(stream->capture);
         return code;
     }
-    if (dry_captured(stream, &(struct dry_node){.kind = DRY_NODE_COPY, .copy = *copy})) {
-        return CUDA_SUCCESS;
+    code = dry_into_graph(stream, &(struct dry_node){.kind = DRY_NODE_COPY, .copy = *copy}, copy->call);
+    if (code != DRY_NOT_CAPTURING) {
+        return code;
     }
     /* A copy to pageable memory has arrived when the call returns, so it waits for the device. */
     if (copy->waits || (to == HOST && from == DEVICE)) {
@@ -106,7 +110,10 @@ int dry_set(const char *call, void *pointer, size_t pitch, int value, size_t wid
     }
     uintptr_t address = (uintptr_t)pointer;
     const struct dry_range *range = dry_range_of(address);
-    int code;
+    int code = dry_legacy_conflict(stream, call);
+    if (code) {
+        return code;
+    }
     if (range) {
         code = dry_check_span(address, extent(pitch, width, height), call, "the destination");
     } else {
@@ -118,8 +125,9 @@ int dry_set(const char *call, void *pointer, size_t pitch, int value, size_t wid
         dry_invalidate(stream->capture);
         return code;
     }
-    if (dry_captured(stream, &(struct dry_node){.kind = DRY_NODE_SET})) {
-        return CUDA_SUCCESS;
+    code = dry_into_graph(stream, &(struct dry_node){.kind = DRY_NODE_SET}, call);
+    if (code != DRY_NOT_CAPTURING) {
+        return code;
     }
     for (size_t row = 0; row < height && side_of(range) == PINNED; row++) {
         memset((char *)pointer + row * pitch, value, width);

@@ -17,6 +17,8 @@
 #include <stdint.h>
 
 #define DRY_API __attribute__((visibility("default")))
+/* The stand-ins are other libraries than the rest. */
+#pragma GCC visibility push(default)
 #define DRY_MOST_DEVICES 16
 
 /* More of `enum cuda_error`: what only a simulated device has to know. */
@@ -128,7 +130,6 @@ struct dry_range {
     enum dry_memory kind;
     int device;
     unsigned flags;
-    uint64_t serial;
     void *handle;    /* DRY_VIRTUAL: what is mapped here */
     bool accessible; /* DRY_VIRTUAL: cuMemSetAccess was called */
 };
@@ -192,7 +193,7 @@ struct dry_launch {
     bool cooperative;
 };
 
-enum dry_node_kind { DRY_NODE_KERNEL = 0, DRY_NODE_COPY = 1, DRY_NODE_SET = 2, DRY_NODE_HOST = 3, DRY_NODE_EMPTY = 5 };
+enum dry_node_kind { DRY_NODE_KERNEL = 0, DRY_NODE_COPY = 1, DRY_NODE_SET = 2, DRY_NODE_HOST = 3, DRY_NODE_CHILD = 4 };
 
 struct dry_node {
     enum dry_node_kind kind;
@@ -206,6 +207,8 @@ struct dry_node {
 
 /* The stream of a handle; NULL and a sentence where it is none. */
 struct dry_stream *dry_stream(void *handle);
+/* Work in the legacy stream while a stream it waits for captures. */
+int dry_legacy_conflict(const struct dry_stream *stream, const char *call);
 int dry_stream_create(void **stream, unsigned flags, int priority);
 int dry_stream_destroy(void *stream);
 int dry_stream_synchronize(void *stream);
@@ -219,27 +222,32 @@ int dry_event_query(void *event);
 int dry_event_elapsed(float *milliseconds, void *start, void *end);
 int dry_stream_wait(void *stream, void *event);
 int dry_host_function(void *stream, void (*function)(void *), void *data);
-/* A call that must not be made while anything captures, by the rules of the thread's mode. */
-int dry_unsafe_call(const char *call);
 /* The streams that exist, to be walked by `next`. */
 struct dry_stream *dry_streams(void);
 
-/* If the stream captures, the node goes into its graph and this is true: there is nothing to do now. */
-bool dry_captured(struct dry_stream *stream, const struct dry_node *node);
+/* Adds a node to the graph a stream captures into: 0, the code of a refusal, or that it does not capture. */
+#define DRY_NOT_CAPTURING (-1)
+int dry_into_graph(struct dry_stream *stream, const struct dry_node *node, const char *call);
 void dry_invalidate(struct dry_capture *capture);
 int dry_capture_begin(void *stream, int mode);
 int dry_capture_end(void *stream, void **graph);
+void dry_capture_abandon(struct dry_stream *stream);
 int dry_capture_status(void *stream, int *status, unsigned long long *id, void **graph);
+int dry_exchange_capture_mode(int *mode);
+/* A call that must not be made while something captures, by the rules of the thread's mode. */
+int dry_unsafe_call(const char *call);
 bool dry_capturing(const struct dry_stream *stream);
+/* 0 where it captures nothing. */
+unsigned long long dry_capture_id(const struct dry_stream *stream);
+struct dry_capture *dry_capture_alive(unsigned long long id);
 /* Joins a stream to a capture at a recorded event. */
 int dry_join(struct dry_stream *stream, struct dry_capture *capture, const int *frontier, size_t count);
-bool dry_capture_alive(const struct dry_capture *capture);
 
 struct dry_graph *dry_graph_new(void);
 int dry_graph_add(struct dry_graph *graph, const struct dry_node *node);
 bool dry_graph_reaches(const struct dry_graph *graph, const int *from, size_t from_count, int node);
+int dry_graph_create(void **graph);
 int dry_graph_destroy(void *graph);
-int dry_graph_nodes(void *graph, void **nodes, size_t *count);
 int dry_graph_instantiate(void **executable, void *graph);
 int dry_graph_exec_destroy(void *executable);
 /* `result`: why not, cudaGraphExecUpdateResult. */
@@ -279,6 +287,8 @@ int dry_kernel(const void *function, int device, struct dry_kernel **kernel);
 int dry_kernel_name(const void *function, const char **name);
 
 int dry_launch(const void *function, const struct dry_launch *launch, void *stream);
+/* Bytes of cudaFuncAttributes in CUDA 12 and 13. */
+#define DRY_FUNCTION_ATTRIBUTES 144
 int dry_function_attributes(struct cuda_function_attributes *attributes, const void *function);
 int dry_set_function_attribute(const void *function, int attribute, int value);
 /* The most threads a block of the kernel may have on the device. */
@@ -286,5 +296,18 @@ unsigned dry_most_threads(const struct dry_code *code, const struct dry_gpu *gpu
 /* Blocks that fit on one multiprocessor. */
 int dry_occupancy(const struct dry_kernel *kernel, int device, unsigned threads, size_t dynamic);
 int dry_occupancy_of(int *blocks, const void *function, int threads, size_t dynamic);
+
+/* ---- virtual memory (virtual.c) */
+
+int dry_granularity(size_t *granularity, const struct cuda_allocation_properties *properties);
+int dry_address_reserve(uint64_t *address, size_t bytes, size_t alignment);
+int dry_address_free(uint64_t address, size_t bytes);
+int dry_memory_create(uint64_t *handle, size_t bytes, const struct cuda_allocation_properties *properties);
+int dry_memory_release(uint64_t handle);
+int dry_memory_map(uint64_t address, size_t bytes, size_t offset, uint64_t handle);
+int dry_memory_unmap(uint64_t address, size_t bytes);
+int dry_memory_access(uint64_t address, size_t bytes, const struct cuda_memory_access *access, size_t count);
+
+#pragma GCC visibility pop
 
 #endif

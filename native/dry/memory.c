@@ -21,7 +21,6 @@
 
 static struct dry_range *ranges; /* sorted by start, none overlap */
 static size_t range_count, range_space;
-static uint64_t serial;
 
 static struct {
     uintptr_t start;
@@ -77,7 +76,6 @@ int dry_add_range(const struct dry_range *range) {
     size_t place = above(range->start);
     memmove(&ranges[place + 1], &ranges[place], (range_count - place) * sizeof *ranges);
     ranges[place] = *range;
-    ranges[place].serial = ++serial;
     range_count++;
     return CUDA_SUCCESS;
 }

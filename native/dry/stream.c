@@ -16,7 +16,7 @@ struct dry_event {
     unsigned flags;
     bool recorded;
     double milliseconds;
-    struct dry_capture *capture; /* recorded in a stream that was capturing */
+    unsigned long long capture; /* the capture it was recorded in, 0 for none */
     int *frontier;
     size_t frontier_count;
     struct dry_event *next;
@@ -79,8 +79,8 @@ int dry_stream_destroy(void *handle) {
     for (struct dry_stream **place = &streams; *place; place = &(*place)->next) {
         struct dry_stream *stream = *place;
         if (stream == handle) {
-            dry_invalidate(stream->capture);
             *place = stream->next;
+            dry_capture_abandon(stream);
             free(stream->frontier);
             free(stream);
             return CUDA_SUCCESS;
@@ -90,7 +90,7 @@ int dry_stream_destroy(void *handle) {
 }
 
 /* A legacy stream waits for the blocking ones; while one of them captures, that cannot be. */
-static int legacy_conflict(const struct dry_stream *stream, const char *call) {
+int dry_legacy_conflict(const struct dry_stream *stream, const char *call) {
     if (!is_standard(stream)) {
         return CUDA_SUCCESS;
     }
@@ -112,7 +112,7 @@ int dry_stream_synchronize(void *handle) {
         dry_invalidate(stream->capture);
         return dry_refuse(CUDA_ERROR_CAPTURE_UNSUPPORTED, "cudaStreamSynchronize: the stream is capturing");
     }
-    int code = legacy_conflict(stream, "cudaStreamSynchronize");
+    int code = dry_legacy_conflict(stream, "cudaStreamSynchronize");
     return code ? code : dry_synchronized(stream->device);
 }
 
@@ -194,7 +194,7 @@ int dry_event_record(void *handle, void *stream_handle) {
     free(event->frontier);
     event->frontier = NULL;
     event->frontier_count = 0;
-    event->capture = dry_capturing(stream) ? stream->capture : NULL;
+    event->capture = dry_capture_id(stream);
     if (event->capture && stream->frontier_count) {
         event->frontier = malloc(stream->frontier_count * sizeof *event->frontier);
         if (!event->frontier) {
@@ -209,8 +209,9 @@ int dry_event_record(void *handle, void *stream_handle) {
 }
 
 static int captured_event(struct dry_event *event, const char *call) {
-    if (event->capture && dry_capture_alive(event->capture)) {
-        dry_invalidate(event->capture);
+    struct dry_capture *capture = dry_capture_alive(event->capture);
+    if (capture) {
+        dry_invalidate(capture);
         return dry_refuse(DRY_CAPTURED_EVENT, "%s: the event was last recorded in a stream that is capturing", call);
     }
     return CUDA_SUCCESS;
@@ -252,8 +253,9 @@ int dry_stream_wait(void *stream_handle, void *event_handle) {
     if (!stream || !event) {
         return CUDA_ERROR_INVALID_HANDLE;
     }
-    if (event->capture && dry_capture_alive(event->capture)) {
-        return dry_join(stream, event->capture, event->frontier, event->frontier_count);
+    struct dry_capture *capture = dry_capture_alive(event->capture);
+    if (capture) {
+        return dry_join(stream, capture, event->frontier, event->frontier_count);
     }
     if (dry_capturing(stream) && event->recorded) {
         dry_invalidate(stream->capture);
@@ -292,8 +294,10 @@ int dry_host_function(void *handle, void (*function)(void *), void *data) {
     if (!function) {
         return dry_refuse(CUDA_ERROR_INVALID_VALUE, "cudaLaunchHostFunc: no function");
     }
-    if (!dry_captured(stream, &(struct dry_node){.kind = DRY_NODE_HOST, .host = function, .data = data})) {
+    int code = dry_into_graph(stream, &(struct dry_node){.kind = DRY_NODE_HOST, .host = function, .data = data}, "cudaLaunchHostFunc");
+    if (code == DRY_NOT_CAPTURING) {
         dry_queue_host_function(function, data);
+        return CUDA_SUCCESS;
     }
-    return CUDA_SUCCESS;
+    return code;
 }
