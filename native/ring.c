@@ -265,8 +265,8 @@ void isolate_end(uint64_t number, struct isolate_record *record) {
         place->after = record->after;
         place->sync = record->sync;
         place->injected = record->injected;
-        if (record->kind == ISOLATE_MEMORY) {
-            place->detail = record->detail; /* the address that the call returned */
+        if (record->kind == ISOLATE_MEMORY || record->kind == ISOLATE_STREAM) {
+            place->detail = record->detail; /* the address or the handle that the call returned */
         }
         place->done = 1;
         atomic_store_explicit(&place->number, number + 1, memory_order_release);

@@ -13,7 +13,7 @@ COMPILER = os.environ.get("CC", "cc")
 
 def build(output: Path, sources: Sequence[str], *flags: str) -> Path:
     """Compiles sources (relative to the checkout) to a program or, with -shared, a library."""
-    command = [COMPILER, "-std=c11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'native'}"]
+    command = [COMPILER, "-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'native'}"]
     command += [*(str(ROOT / source) for source in sources), "-o", str(output), *flags, "-pthread", "-ldl"]
     subprocess.run(command, check=True)
     return output

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from compile import build
+from tests.compile import build
 
 from isolate.errors import TraceError
 from isolate.trace import ring
