@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from isolate.trace.origin import Origin, find_origin
-from isolate.trace.ring import CopyDetail, Kind, LaunchDetail, Ring
+from isolate.trace.record import CopyDetail, Kind, LaunchDetail
+from isolate.trace.ring import Ring
 from tests.compile import ROOT, build
 
 HOOKS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "native").glob("*.c"))]

@@ -14,7 +14,8 @@ import pytest
 from isolate import models
 from isolate.errors import BuildError
 from isolate.trace.node import last_node, measure, node_of
-from isolate.trace.ring import Kind, Ring
+from isolate.trace.record import Kind
+from isolate.trace.ring import Ring
 
 CHILD = """
 import ctypes, os, signal, sys

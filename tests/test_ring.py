@@ -12,11 +12,12 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from tests.compile import build
 
 from isolate.errors import TraceError
 from isolate.trace import ring
-from isolate.trace.ring import Kind, LaunchDetail, Ring
+from isolate.trace.record import Kind, LaunchDetail
+from isolate.trace.ring import Ring
+from tests.compile import build
 
 RECORD_BYTES = 168
 

@@ -29,7 +29,8 @@ from isolate.replay import protocol
 from isolate.replay.death import Death, fault_of, tail
 from isolate.replay.target import Target, child_environment, cpu
 from isolate.trace.node import last_node
-from isolate.trace.ring import Kind, Ring
+from isolate.trace.record import Kind
+from isolate.trace.ring import Ring
 
 #: Seconds without progress in one step after which a child is taken to hang. The first decode of a CUDA build may
 #: compile its kernels for the better part of a minute.

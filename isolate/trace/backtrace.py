@@ -10,7 +10,7 @@ from pathlib import Path
 
 import cpp_demangle
 
-from isolate.trace.ring import Failure
+from isolate.trace.record import Failure
 
 
 def frames_of(failure: Failure) -> list[str]:

@@ -10,19 +10,12 @@ from math import prod
 
 from isolate.fault import Call, Fault, Signature, StepInFlight
 from isolate.trace.backtrace import frames_of
+from isolate.trace.hooks import MODES
 from isolate.trace.launch import kernel_name, launch_of, launches_before
 from isolate.trace.origin import ASYNCHRONOUS, Origin, find_origin
-from isolate.trace.ring import CopyDetail, Failure, Kind, LaunchDetail, Record, Ring
+from isolate.trace.record import CopyDetail, Failure, Kind, LaunchDetail, Record
+from isolate.trace.ring import Ring
 
-#: enum isolate_mode: what each mode is called, and what it changes
-MODES = {
-    1: ("sync", "the stream was synchronized after each launch"),
-    2: ("window", "the stream was synchronized after each launch in a window"),
-    4: ("no-vmm", "the device seemed to have no virtual memory, so ggml's pool gave each buffer its own allocation"),
-    8: ("fence", "each allocation ended at an unmapped page, but for at most 15 bytes"),
-    16: ("poison", "fresh device memory was full of NaN bytes"),
-    32: ("fence-before", "each allocation began after an unmapped page"),
-}
 #: A cluster of more blocks needs a kernel that allows a size which is not portable (CUDA C++ Programming Guide, 5.2.1).
 PORTABLE_CLUSTER = 8
 _GGML_REPORT = re.compile(
@@ -202,7 +195,8 @@ def sanitizer_command(ring: Ring, record: Record) -> str:
 
 def modes_on(ring: Ring) -> dict[str, str]:
     """The modes of the hooks that were on, and what each changed."""
-    return {name: changed for bit, (name, changed) in MODES.items() if ring.mode & bit}
+    mode = ring.mode
+    return {name: changed for name, (bit, changed) in MODES.items() if mode & bit}
 
 
 def cuda_fault(ring: Ring, step: StepInFlight, log: str = "") -> Fault | None:

@@ -13,7 +13,8 @@ from typing import Any
 import cpp_demangle
 
 from isolate.fault import Launch
-from isolate.trace.ring import CopyDetail, Failure, Kind, LaunchDetail, Record, Ring
+from isolate.trace.record import CopyDetail, Failure, Kind, LaunchDetail, Record
+from isolate.trace.ring import Ring
 
 #: nvcc puts what is local to a file into a namespace of this name, with a hash that differs from build to build.
 _INTERNAL = re.compile(r"_INTERNAL_[0-9a-f]{8}_\d+_\w+?_[0-9a-f]{8}::")

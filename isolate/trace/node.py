@@ -13,7 +13,8 @@ from typing import Any
 
 from isolate.errors import BuildError
 from isolate.fault import Node
-from isolate.trace.ring import Kind, NodeDetail, Record, Ring, Writer
+from isolate.trace.record import Kind, NodeDetail, Record
+from isolate.trace.ring import Ring, Writer
 
 #: ggml_type numbers that have not changed since GGUF was made (ggml.h), to be found in a tensor: F32, F16, I32
 _TYPES = {0: "f32", 1: "f16", 26: "i32"}

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from isolate.trace.ring import Failure, Kind, Record, Ring
+from isolate.trace.record import Failure, Kind, Record
+from isolate.trace.ring import Ring
 
 #: They say what the last error was and never fail themselves.
 MESSENGERS = frozenset({"cudaGetLastError", "cudaPeekAtLastError"})
