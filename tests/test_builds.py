@@ -5,6 +5,7 @@ The layouts of two of them are in no header that comes with them, so the setting
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from isolate.zoo import ZOO
 from tests import builds
 from tests.conftest import ROOT
 from tests.test_bind import child
@@ -173,25 +175,45 @@ print(json.dumps([bool(loaded), path.stat().st_size / plain.stat().st_size]))
     assert loaded and ratio < 0.6
 
 
-@pytest.mark.parametrize("zoo", ["llama", "gemma3", "mamba2", "qwen35moe"])
-def test_two_slots_with_checkpoint_and_restore(build: str, zoo: str) -> None:
-    """The shipped case, as a user runs it."""
-    if build == "llama-cpp-python-0.3.16" and zoo == "qwen35moe":
-        pytest.skip("0.3.16 is older than the architecture qwen35moe")
+#: zoo models whose architecture llama-cpp-python 0.3.16 is too old for
+NEWER_THAN_0_3_16 = {"qwen35moe"}
+
+
+def run_two_slots(build: str, case: Path, zoo: str) -> None:
+    """`isolate run --check all` of a case with a zoo model, as a user runs it, ends with 0."""
     path = builds.build(build)
     command = [
         sys.executable,
         "-c",
         "from isolate.cli import main; main()",
         "run",
-        "cases/two-slots.json",
+        str(case),
         "--model",
         f"zoo:{zoo}",
+        "--check",
+        "all",
     ]
     command += ["--build", str(path)] if path else []
     environment = {key: value for key, value in os.environ.items() if key != "ISOLATE_BUILD"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("zoo", sorted(ZOO))
+def test_two_slots_with_checkpoint_and_restore(build: str, zoo: str) -> None:
+    if build == "llama-cpp-python-0.3.16" and zoo in NEWER_THAN_0_3_16:
+        pytest.skip(f"0.3.16 is older than the architecture {zoo}")
+    run_two_slots(build, ROOT / "cases" / "two-slots.json", zoo)
+
+
+@pytest.mark.parametrize("zoo", sorted(ZOO))
+@pytest.mark.parametrize("types", ["q8_0/q8_0", "q8_0/turbo3", "q8_0/turbo4", "turbo3/turbo3"])
+def test_cache_types_of_the_fork(tmp_path: Path, types: str, zoo: str) -> None:
+    case = json.loads((ROOT / "cases" / "two-slots.json").read_text())
+    type_k, _, type_v = types.partition("/")
+    case["context"] |= {"type_k": type_k, "type_v": type_v, "flash_attn_type": "enabled"}
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    run_two_slots("fork", tmp_path / "case.json", zoo)
 
 
 def test_header_of_one_build_is_refused_for_another() -> None:
