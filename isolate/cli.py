@@ -86,7 +86,6 @@ def doctor(build: str | None, include: str | None, target: str, json_path: str |
     with Supervisor(build, include, find_target(target)) as supervisor:
         found = supervisor.describe()
     found["gpus"], found["driver"] = gpus()
-    found["hooks"] = "nothing to hook: this build has no CUDA backend" if found["cuda"] is None else "not tried"
     if json_path != "-":
         click.echo(report_doctor.text(found))
     if json_path:

@@ -27,7 +27,8 @@ from isolate.errors import BuildError, IsolateError
 from isolate.fault import Fault, StepInFlight
 from isolate.replay import protocol
 from isolate.replay.death import Death, fault_of, tail
-from isolate.replay.target import Target, child_environment, cpu
+from isolate.replay.target import Target, child_environment, find
+from isolate.trace.explain import cuda_fault
 from isolate.trace.node import last_node
 from isolate.trace.record import Kind
 from isolate.trace.ring import Ring
@@ -65,7 +66,7 @@ class Supervisor:
     ) -> None:
         self.build = build
         self.include = include
-        self.target = target or cpu()
+        self.target = target or find("cpu")
         self.timeout = timeout
         self.trace = trace
         self.worker = worker
@@ -141,6 +142,7 @@ class _Child:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.timeout = supervisor.timeout
+        self.hooked = supervisor.target.hooked
         self.trace = _open_trace(supervisor.trace)
         self.log = os.memfd_create("isolate-log")
         fcntl.fcntl(self.log, fcntl.F_SETFL, os.O_APPEND)
@@ -152,6 +154,8 @@ class _Child:
             "before": [str(path) for path in supervisor.target.before],
             "gpu_layers": supervisor.target.gpu_layers,
             "computes": supervisor.target.computes,
+            "modes": supervisor.target.modes,
+            "window": supervisor.target.window,
             "socket": theirs.fileno(),
             "trace": self.trace,
             "log": self.log,
@@ -196,7 +200,7 @@ class _Child:
         if isinstance(reply, protocol.Refused):
             raise _refusal(reply)
         if isinstance(reply, protocol.Ran) and reply.fault is not None:
-            reply.fault = self._with_node(replace(reply.fault, log=tail(self.log_text())))
+            reply.fault = self._located(replace(reply.fault, log=tail(self.log_text())))
         return reply
 
     def _wait(self) -> None:
@@ -231,24 +235,27 @@ class _Child:
         text = ring.abort_text if ring else ""
         oom = _oom_kills() > self.ooms
         fault = fault_of(Death(status, self._in_flight(ring, case), text, self.log_text(), timeout, oom))
-        fault = self._with_node(fault)
+        fault = self._located(fault)
         self.close()
         return fault
 
-    def _with_node(self, fault: Fault) -> Fault:
-        """The fault with the last node of a deep run, where a decode failed: an oracle speaks of what was computed."""
+    def _located(self, fault: Fault) -> Fault:
+        """The fault laid at the CUDA call that the trace shows it began with, and at the node of a deep run.
+
+        An oracle's fault is neither: it speaks of what was computed.
+        """
         ring = self._ring()
-        if not self.deep or ring is None or fault.kind in CHECKS or fault.step.kind != "decode":
+        if ring is None or fault.kind in CHECKS:
             return fault
-        return replace(fault, node=last_node(ring))
+        cuda = cuda_fault(ring, fault.step, self.log_text()) if self.hooked else None
+        node = last_node(ring) if self.deep and fault.step.kind == "decode" else None
+        return replace(cuda or fault, node=node)
 
     def _in_flight(self, ring: Ring | None, case: Case | None) -> StepInFlight:
-        record = ring.last(Kind.STEP) if ring else None
-        if record is None:
-            return StepInFlight(None, "bind")
-        if record.step < 0 or case is None or record.step >= len(case.steps):
-            return StepInFlight(None, record.call)
-        return StepInFlight(record.step, record.call, case.steps[record.step].tokens_by_slot())
+        kind, number = ring.in_flight() if ring else ("bind", -1)
+        if number < 0 or case is None or number >= len(case.steps):
+            return StepInFlight(None, kind)
+        return StepInFlight(number, kind, case.steps[number].tokens_by_slot())
 
     def log_text(self) -> str:
         """The end of what the child wrote since the last request."""

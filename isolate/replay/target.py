@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from isolate.errors import DeviceError
@@ -22,18 +22,34 @@ class Target:
     environment: dict[str, str] = field(default_factory=dict)
     #: False where kernels are not run, so that results mean nothing
     computes: bool = True
+    #: modes of the launch hooks, names of `isolate.trace.hooks.MODES`
+    modes: tuple[str, ...] = ()
+    #: first and last launch number between which each launch is synchronized
+    window: tuple[int, int] | None = None
+
+    @property
+    def hooked(self) -> bool:
+        """Nothing counts here unless the launch hooks see it."""
+        return self.gpu_layers > 0
+
+    def with_modes(self, *names: str, window: tuple[int, int] | None = None, graphs: bool = True) -> Target:
+        """The same target with more modes of the hooks on, and CUDA graphs off where asked."""
+        environment = self.environment if graphs else {**self.environment, "GGML_CUDA_DISABLE_GRAPHS": "1"}
+        return replace(self, modes=(*self.modes, *names), window=window, environment=environment)
 
 
-def cpu() -> Target:
-    """The CPU: no layer on a GPU, no GPU to be seen."""
-    return Target("cpu", 0, environment={"CUDA_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""})
+#: More layers than any model has: all of them go to the GPU.
+ALL_LAYERS = 9999
 
 
 def find(name: str) -> Target:
-    """The target called `name`: cpu. DeviceError for any other."""
+    """The target called `name`: cpu, cuda or dry:GPU. DeviceError for any other."""
     if name == "cpu":
-        return cpu()
-    raise DeviceError(f"no target is called {name!r}; there is cpu")
+        # No GPU is to be seen, so that a build with a GPU backend has none to prefer.
+        return Target("cpu", 0, environment={"CUDA_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""})
+    if name == "cuda":
+        return Target("cuda", ALL_LAYERS)
+    raise DeviceError(f"no target is called {name!r}; there is cpu, cuda")
 
 
 def child_environment(target: Target) -> dict[str, str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from isolate.case import Case, Check, Model
-from isolate.errors import IsolateError, ModelError
+from isolate.errors import DeviceError, IsolateError, ModelError
 from isolate.fault import Call, Fault, Signature
 from isolate.library.bind import Library
 from isolate.library.find import find_build
@@ -28,10 +28,14 @@ from isolate.models import make
 from isolate.replay import protocol
 from isolate.replay.engine import Engine, Models, StepFailed
 from isolate.replay.oracle import Oracle
+from isolate.trace.hooks import Hooks
 from isolate.trace.node import NodeTrace
-from isolate.trace.ring import Writer
+from isolate.trace.record import Kind
+from isolate.trace.ring import Ring, Writer
 
 PR_SET_PDEATHSIG = 1
+#: GGML_BACKEND_DEVICE_TYPE_GPU (ggml-backend.h).
+GPU = 1
 
 
 class Setup(msgspec.Struct):
@@ -42,6 +46,8 @@ class Setup(msgspec.Struct):
     before: list[str]
     gpu_layers: int
     computes: bool
+    modes: list[str]
+    window: tuple[int, int] | None
     socket: int
     trace: int
     log: int
@@ -58,9 +64,33 @@ class Worker:
         self.library = Library(find_build(setup.build, setup.include), [Path(path) for path in setup.before])
         self.library.set_callbacks(self.writer.on_abort, self.writer.on_log, setup.log)
         self.library.llama_backend_init()
+        if setup.gpu_layers:
+            self.hook()
         self.models = Models(self.library, setup.gpu_layers)
         #: files of the zoo models that were asked for
         self.made: dict[Model, Path] = {}
+
+    def hook(self) -> None:
+        """Turn the launch hooks to the modes asked for. DeviceError where there is no GPU, or the hooks are not in force."""
+        hooks = Hooks(self.writer)
+        why_not = hooks.live().why_not()
+        if why_not:
+            raise DeviceError(f"launches cannot be seen in this build: {why_not}")
+        devices = [self.library.ggml_backend_dev_get(index) for index in range(self.library.ggml_backend_dev_count())]
+        if not any(self.library.ggml_backend_dev_type(device) == GPU for device in devices):
+            raise DeviceError("the build's CUDA backend finds no GPU here (see `isolate doctor`); try --target dry:GPU")
+        hooks.set_modes(self.setup.modes, self.setup.window)
+
+    def hooks_in_words(self) -> str:
+        """Whether the launch hooks stand in front of the build's CUDA calls, and which calls have none."""
+        live = Hooks(self.writer).live()
+        if not live.libraries:
+            return "nothing to hook: this build has no CUDA backend that calls a shared CUDA runtime"
+        if live.why_not():
+            return f"not attached: {live.why_not()}"
+        notes = sorted({record.name for record in Ring(self.setup.trace).records() if record.kind == Kind.NOTE})
+        uncovered = f"; without a hook: {', '.join(notes)}" if notes else ""
+        return f"attached to {live.hooked} CUDA imports of the build{uncovered}"
 
     def answer(self, request: protocol.Request) -> protocol.Reply:
         """Do what is asked. IsolateError when the case, the model or the build is not usable."""
@@ -68,7 +98,7 @@ class Worker:
             case protocol.RunCase():
                 return self.run(request)
             case protocol.Describe():
-                return protocol.Answer(self.library.describe())
+                return protocol.Answer({**self.library.describe(), "hooks": self.hooks_in_words()})
             case protocol.MakeModel():
                 made = make(self.library, request.zoo, request.type, request.seed)
                 try:
@@ -81,6 +111,8 @@ class Worker:
         """Run one case; a fault found on the way is the answer, not an error."""
         start = time.perf_counter()
         nodes = NodeTrace(self.library, self.writer) if request.deep else None
+        # The trace begins anew: launch numbers and errors are those of this case.
+        self.writer.restart()
         self.writer.step_begin(-1, "load")
         self.models.load(self.model_path(request.case, request.folder))
         engine = Engine(self.library, self.writer, self.models, request.case, nodes.callback if nodes else None)
@@ -105,7 +137,9 @@ class Worker:
             raise
         except Exception as error:
             fault = engine_fault(error, engine)
-        self.writer.step_begin(-1, "close")
+        if fault is None:
+            # After a fault the trace stays at the step that failed: the parent reads it there.
+            self.writer.step_begin(-1, "close")
         if oracle is not None:
             oracle.close()
         engine.close()
@@ -166,7 +200,6 @@ def main() -> None:
                 reply = worker.answer(protocol.decode_request(line))
             except IsolateError as error:
                 reply = protocol.Refused(type(error).__name__, error.message)
-            worker.writer.step_begin(-1, "idle")
             connection.sendall(protocol.encode(reply))
     # The library's destructors have nothing to add, and some builds crash in them.
     os._exit(0)
