@@ -92,14 +92,18 @@ static uint32_t read_driver_log(void) {
     return offset;
 }
 
-void isolate_explain(const struct isolate_record *record) {
+void isolate_explain(const struct isolate_record *record, bool ask) {
     struct isolate_evidence *evidence = isolate_evidence_begin(record);
     if (!evidence) {
         return;
     }
+    read_frames(evidence->frames);
+    if (!ask) {
+        isolate_evidence_done(evidence);
+        return;
+    }
     int (*clear)(void) = FIND("cudaGetLastError", void);
     int before = isolate_peek();
-    read_frames(evidence->frames);
     if (record->kind == ISOLATE_LAUNCH) {
         read_attributes((const void *)(uintptr_t)record->detail.launch.function, evidence->attributes);
     }

@@ -166,8 +166,10 @@ static bool injected(const struct isolate_record *record) {
     return number == atomic_load(&injection.number);
 }
 
-static bool has_window(const struct isolate_record *record) {
-    return record->launch >= atomic_load(&window_first) && record->launch <= atomic_load(&window_last);
+bool isolate_synchronizes(uint32_t mode, const struct isolate_record *record) {
+    return mode & ISOLATE_MODE_SYNC
+        || (mode & ISOLATE_MODE_WINDOW && record->launch >= atomic_load(&window_first)
+            && record->launch <= atomic_load(&window_last));
 }
 
 void isolate_enter(struct isolate_call *call, struct isolate_hook *hook) {
@@ -230,7 +232,7 @@ int isolate_after(struct isolate_call *call, int code) {
     }
     if (call->locked) {
         int (*synchronize)(void *) = FIND("cudaStreamSynchronize", void *);
-        if (!code && record->after <= 0 && synchronize && (mode & ISOLATE_MODE_SYNC || has_window(record))) {
+        if (!code && record->after <= 0 && synchronize && isolate_synchronizes(mode, record)) {
             record->sync = synchronize((void *)(uintptr_t)record->stream);
         }
         pthread_mutex_unlock(&one_at_a_time);
@@ -243,7 +245,7 @@ int isolate_after(struct isolate_call *call, int code) {
     }
     isolate_end(call->number, record);
     if (failed) {
-        isolate_explain(record);
+        isolate_explain(record, true);
     }
     if (record->sync > 0) {
         isolate_this.known = record->sync;

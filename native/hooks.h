@@ -59,6 +59,13 @@ int isolate_after(struct isolate_call *call, int code);
 /* Whether the stream is being captured, and whether synchronizing it now could spoil anybody's capture. */
 bool isolate_capturing(void *stream);
 bool isolate_may_synchronize(void *stream);
+/* What is known of captures without asking the runtime. */
+void isolate_capture_begins(void *stream, int mode);
+void isolate_capture_ends(const void *stream);
+bool isolate_captured(const void *stream);
+bool isolate_any_capture(void);
+/* Whether the mode wants a synchronize after this call. */
+bool isolate_synchronizes(uint32_t mode, const struct isolate_record *record);
 
 /* The name of a kernel by its host function or handle, as the build registered it; NULL where nobody knows. */
 struct isolate_name *isolate_function(const void *function);
@@ -76,8 +83,8 @@ void isolate_poison(void *pointer, size_t bytes);
 
 /* What the runtime, or an injected fault, has as the last error. */
 int isolate_peek(void);
-/* Reads what explains a failed call into the trace; leaves the last error as it was. */
-void isolate_explain(const struct isolate_record *record);
+/* Reads what explains a failed call into the trace; leaves the last error as it was. ask: CUDA may be called now. */
+void isolate_explain(const struct isolate_record *record, bool ask);
 
 /* Makes one hook. `invoke` is what to do instead of calling `real` with `arguments`; `before` and `after` are expressions
  * that may use `call`, and `after` also `code`. */

@@ -13,10 +13,7 @@ static pthread_mutex_t capture_lock = PTHREAD_MUTEX_INITIALIZER;
 /* Streams being captured, and those among them in a mode that forbids other threads to synchronize. */
 static _Atomic int capturing, strict;
 
-static void capture_begins(void *stream, int mode, int code) {
-    if (code) {
-        return;
-    }
+void isolate_capture_begins(void *stream, int mode) {
     pthread_mutex_lock(&capture_lock);
     for (int i = 0; i < CAPTURES; i++) {
         if (!captures[i].stream) {
@@ -30,13 +27,9 @@ static void capture_begins(void *stream, int mode, int code) {
     pthread_mutex_unlock(&capture_lock);
 }
 
-/* An injected fault did not end it; where the runtime refuses, it is over all the same. */
-static void capture_ends(const struct isolate_call *call, const void *stream) {
-    if (call->record.injected || !stream) {
-        return;
-    }
+void isolate_capture_ends(const void *stream) {
     pthread_mutex_lock(&capture_lock);
-    for (int i = 0; i < CAPTURES; i++) {
+    for (int i = 0; stream && i < CAPTURES; i++) {
         if (captures[i].stream == stream) {
             captures[i].stream = NULL;
             atomic_fetch_sub(&capturing, 1);
@@ -47,9 +40,36 @@ static void capture_ends(const struct isolate_call *call, const void *stream) {
     pthread_mutex_unlock(&capture_lock);
 }
 
+bool isolate_captured(const void *stream) {
+    bool found = false;
+    pthread_mutex_lock(&capture_lock);
+    for (int i = 0; stream && i < CAPTURES; i++) {
+        found = found || captures[i].stream == stream;
+    }
+    pthread_mutex_unlock(&capture_lock);
+    return found;
+}
+
+bool isolate_any_capture(void) {
+    return atomic_load_explicit(&capturing, memory_order_relaxed) > 0;
+}
+
+static void capture_begins(void *stream, int mode, int code) {
+    if (!code) {
+        isolate_capture_begins(stream, mode);
+    }
+}
+
+/* An injected fault did not end it; where the runtime refuses, it is over all the same. */
+static void capture_ends(const struct isolate_call *call, const void *stream) {
+    if (!call->record.injected) {
+        isolate_capture_ends(stream);
+    }
+}
+
 /* The default stream cannot be captured, and asking about it during a capture is an error. */
 bool isolate_capturing(void *stream) {
-    if (!atomic_load_explicit(&capturing, memory_order_relaxed) || !stream) {
+    if (!isolate_any_capture() || !stream) {
         return false;
     }
     int (*ask)(void *, int *) = FIND("cudaStreamIsCapturing", void *, int *);
@@ -58,7 +78,7 @@ bool isolate_capturing(void *stream) {
 }
 
 bool isolate_may_synchronize(void *stream) {
-    return !atomic_load_explicit(&capturing, memory_order_relaxed)
+    return !isolate_any_capture()
         || (stream && !atomic_load(&strict) && !isolate_capturing(stream));
 }
 

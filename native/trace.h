@@ -176,6 +176,9 @@ void isolate_log_level(int level);
 
 /* The hooks of the CUDA runtime, driver and cuBLAS. mode: enum isolate_mode; first, last: launch numbers of WINDOW. */
 void isolate_trace_mode(uint32_t mode, uint64_t first, uint64_t last);
+/* Records by CUPTI's callbacks instead of the hooks. library: path or name of libcupti. Returns 0, -1 where that is not
+ * a CUPTI, or a CUptiResult: another tool has subscribed already, the driver does not allow it. */
+int isolate_trace_cupti(const char *library);
 /* For tests: the call of that kind and number is not made and returns `code` instead. Launches are numbered as in the
  * trace, the other kinds from 1 since this call. code 0: no more. */
 void isolate_trace_inject(int kind, uint64_t number, int32_t code);

@@ -21,6 +21,10 @@ MODES = {
 }
 
 
+#: The callback API is the same in both.
+CUPTI = ("libcupti.so.13", "libcupti.so.12")
+
+
 class _Live(ctypes.Structure):
     """isolate_live (native/trace.h)."""
 
@@ -83,6 +87,18 @@ class Hooks:
     def inject(self, kind: Kind, number: int, code: int) -> None:
         """For tests: call `number` of a kind, from 1, is not made and returns `code`; code 0 takes that back."""
         self._library.isolate_trace_inject(kind, number, code)
+
+    def attach_cupti(self) -> str:
+        """Lets CUPTI's callbacks record instead, where the hooks cannot; says why not, "" where it does."""
+        for name in CUPTI:
+            code = self._library.isolate_trace_cupti(name.encode())
+            if code == 0:
+                return ""
+            if code > 0:
+                return (
+                    f"CUPTI refused (CUptiResult {code}): another tool is subscribed, or the driver does not allow it"
+                )
+        return f"CUPTI was not found ({' and '.join(CUPTI)} in the linker's path)"
 
     def live(self) -> Live:
         """Reads what every CUDA import of the loaded libraries is bound to."""
