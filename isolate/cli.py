@@ -12,13 +12,14 @@ import click
 
 from isolate import case as cases_of
 from isolate.case import CHECKS, Check
-from isolate.errors import IsolateError
+from isolate.errors import DeviceError, IsolateError
 from isolate.replay.supervisor import TIMEOUT, Supervisor
 from isolate.replay.target import find as find_target
 from isolate.report import json as report_json
 from isolate.report import text as report_text
 from isolate.report.progress import watched
 from isolate.search import pin
+from isolate.trace.hooks import MODES
 from isolate.zoo import ZOO
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -27,7 +28,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def build_options(command: Command) -> Command:
     """--build, --include and --target, which mean the same in every command."""
     for option in (
-        click.option("--target", default="cpu", metavar="TARGET", help="What runs the graph: cpu."),
+        click.option("--target", default="cpu", metavar="TARGET", help="What runs the graph: cpu, cuda, dry:GPU."),
         click.option("--include", metavar="DIR", help="Folder of the llama.h that the build was made from."),
         click.option(
             "--build",
@@ -60,13 +61,17 @@ def checks(context: click.Context, parameter: click.Parameter, value: str | None
     return tuple(name for name in CHECKS if name in asked)
 
 
-def replay_line(path: Path, switches: dict[str, str | None]) -> str:
+def replay_line(path: Path, switches: dict[str, str | None], modes: tuple[str, ...]) -> str:
     """The command that runs a case again in the same way."""
     words = ["isolate", "run", str(path)]
     for switch, value in switches.items():
-        if value and (switch, value) != ("--target", "cpu"):
-            words += [switch, value]
-    return shlex.join(words)
+        words += [switch, value] if value else []
+    return shlex.join(words + [f"--{mode}" for mode in modes])
+
+
+def hook_mode(name: str) -> str:
+    """The help of a switch for a mode of the launch hooks."""
+    return f"{MODES[name][1][0].upper()}{MODES[name][1][1:]} (targets cuda and dry)."
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -99,7 +104,15 @@ def doctor(build: str | None, include: str | None, target: str, json_path: str |
 @click.option(
     "--check", callback=checks, metavar="all|NAME,...", help=f"Oracles to ask after each step: {', '.join(CHECKS)}."
 )
-@click.option("--deep", is_flag=True, help="After a fault, replay it node by node to name the graph node.")
+@click.option(
+    "--deep",
+    is_flag=True,
+    help="After a fault, replay it to name the exact launch and the graph node that was computed.",
+)
+@click.option("--no-vmm", "modes", flag_value="no-vmm", multiple=True, help=hook_mode("no-vmm"))
+@click.option("--fence", "modes", flag_value="fence", multiple=True, help=hook_mode("fence"))
+@click.option("--fence-before", "modes", flag_value="fence-before", multiple=True, help=hook_mode("fence-before"))
+@click.option("--poison", "modes", flag_value="poison", multiple=True, help=hook_mode("poison"))
 @click.option(
     "--repeat",
     default=1,
@@ -117,39 +130,51 @@ def doctor(build: str | None, include: str | None, target: str, json_path: str |
 @json_option
 def run(
     cases: tuple[Path, ...], build: str | None, include: str | None, target: str, model: str | None, check: tuple[Check, ...],
-    deep: bool, repeat: int, timeout: float, trace: Path | None, expected: bool, json_path: str | None,
+    deep: bool, modes: tuple[str, ...], repeat: int, timeout: float, trace: Path | None, expected: bool,
+    json_path: str | None,
 ) -> None:  # fmt: skip
     """Does it fail, where, why?
 
     Exit code 0: no fault. 1: a fault was found. 2: something is not usable, said in one sentence.
     """
-    settings = pin.Settings(find_target(target), build, include, check, deep, repeat, timeout, trace)
+    chosen = find_target(target)
+    if modes and not chosen.hooked:
+        raise DeviceError(
+            f"--{modes[0]} is a mode of the launch hooks: it goes with --target cuda or dry:GPU, not {target}"
+        )
+    settings = pin.Settings(chosen.with_modes(*modes), build, include, check, deep, repeat, timeout, trace)
     switches = {
         "--build": build,
         "--include": include,
-        "--target": target,
+        "--target": target if target != "cpu" else None,
         "--model": model,
         "--check": ",".join(check),
+        "--timeout": f"{timeout:g}" if timeout != TIMEOUT else None,
     }
     # All are read before any is run: a bad file is said at once.
-    loaded = []
+    jobs = []
     for path in cases:
         case = cases_of.read(path)
         if model is not None:
             case = cases_of.with_model(case, model)
-        loaded.append((case, path.parent, replay_line(path, switches)))
+        jobs.append(pin.Job(case, path.parent, replay_line(path, switches, modes)))
+    quiet = json_path == "-"
     results = []
-    for path, (case, _, _), result in zip(cases, loaded, watched(pin.pin_all(loaded, settings), cases), strict=True):
-        results.append(result)
-        if json_path != "-":
-            click.echo(report_text.result(path, case, result, pin.expected(case, result) if expected else None))
+    for path, job, result in zip(cases, jobs, watched(pin.pin_all(jobs, settings), cases), strict=True):
+        if isinstance(result, IsolateError):
+            click.echo(f"not run {path}: {result.message}", err=quiet)
+            continue
+        right = pin.expected(job.case, result)
+        results.append((result, right))
+        if not quiet:
+            click.echo(report_text.result(path, job.case, result, right if expected else None))
+    findings = [finding for result, _ in results for finding in result.findings]
     if json_path:
-        findings = [finding for result in results for finding in result.findings]
-        report_json.write(report_json.document(findings, sum(result.runs for result in results)), json_path)
-    if expected:
-        right = all(pin.expected(case, result) for (case, _, _), result in zip(loaded, results, strict=True))
-        sys.exit(0 if right else 1)
-    sys.exit(1 if any(result.findings for result in results) else 0)
+        report_json.write(report_json.document(findings, sum(result.runs for result, _ in results)), json_path)
+    if len(results) < len(jobs):
+        sys.exit(2)
+    failed = not all(right for _, right in results) if expected else bool(findings)
+    sys.exit(1 if failed else 0)
 
 
 @main.command()

@@ -10,8 +10,11 @@ from isolate.case import Case
 from isolate.fault import Call, Fault, Finding, Launch, Node, StepInFlight
 from isolate.recipes import Recipe
 from isolate.search.pin import Result
+from isolate.trace.record import ATTRIBUTES
 
-LABEL = 10
+LABEL = 12
+#: Attributes of a launch that belong to its kernel; the device's limits stay in the JSON.
+OF_A_KERNEL = frozenset(ATTRIBUTES)
 
 
 def finding(found: Finding) -> str:
@@ -39,16 +42,28 @@ def _body(fault: Fault) -> Iterator[str]:
     if fault.launch:
         yield from _labelled("launch", _launch(fault.launch))
         if fault.launch.attributes:
-            pairs = ", ".join(f"{name} {value}" for name, value in fault.launch.attributes.items())
+            pairs = ", ".join(
+                f"{name} {value}" for name, value in fault.launch.attributes.items() if name in OF_A_KERNEL
+            )
             yield from _labelled("kernel", pairs)
-    if fault.evidence:
-        yield from _labelled(
-            "evidence", ", ".join(f"{name} {_number(value)}" for name, value in fault.evidence.items())
-        )
+    for name, value in fault.evidence.items():
+        yield from _evidence(name, value)
     for number, launch in enumerate(fault.before):
         yield from _labelled("before" if number == 0 else "", _launch(launch))
     for number, line in enumerate(fault.log):
         yield from _labelled("log" if number == 0 else "", line)
+
+
+def _evidence(name: str, value: object) -> Iterator[str]:
+    """One entry of the evidence: a list or a text of several lines goes a line each."""
+    if isinstance(value, dict):
+        lines = [f"{key}: {text}" for key, text in value.items()]
+    elif isinstance(value, str):
+        lines = value.strip().splitlines()
+    else:
+        lines = [str(item) for item in value] if isinstance(value, list | tuple) else [_number(value)]
+    for number, line in enumerate(lines):
+        yield from _labelled(name.replace("_", " ") if number == 0 else "", line)
 
 
 def _labelled(label: str, text: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""Pin a fault down: a cheap pass that sees whether a case fails, then a deep pass that names what was being computed.
+"""Pin a fault down: a cheap pass that sees whether a case fails, then deep passes that name what was being computed.
 
-The deep pass replays the same case node by node in a new child. It must see the same signature; where it does not, the
-finding says so and keeps what the cheap pass saw.
+Each deep pass replays the same case in a new child and must see the same error; where it does not, the finding says so
+and keeps what the pass before it saw.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from isolate.case import Case, Check
+from isolate.errors import IsolateError
 from isolate.fault import Fault, Finding, Signature
-from isolate.replay.supervisor import TIMEOUT, Supervisor
+from isolate.replay.supervisor import TIMEOUT, Outcome, Supervisor
 from isolate.replay.target import Target
+
+#: Launches that are synchronized one by one in a replay of a long run, before the launch that showed the error.
+WINDOW = 20_000
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,15 @@ class Settings:
     timeout: float = TIMEOUT
     #: where to keep the trace of the last run
     trace: Path | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A case to run, the folder where a relative model path starts, and the command that runs it again."""
+
+    case: Case
+    folder: Path
+    replay: str
 
 
 @dataclass(frozen=True)
@@ -49,43 +62,99 @@ def supervisor(settings: Settings) -> Supervisor:
     return Supervisor(settings.build, settings.include, settings.target, settings.timeout, settings.trace)
 
 
-def pin(children: Supervisor, case: Case, folder: Path, settings: Settings, replay: str) -> Result:
-    """Run a case `repeat` times, each in a child of its own when there is more than one, and explain what failed.
+def pin_all(jobs: list[Job], settings: Settings) -> Iterator[Result | IsolateError]:
+    """Pin each job, in the order given, in one warm child while it lives.
 
-    `folder` is where a relative model path starts; `replay` is the command that does this again. IsolateError when the
-    case, the model or the build is not usable.
+    A case that is not usable here is an error in its place; when it is the only one, the error is raised.
     """
+    with supervisor(settings) as children:
+        for job in jobs:
+            try:
+                yield pin(children, job, settings)
+            except IsolateError as error:
+                if len(jobs) == 1:
+                    raise
+                yield error
+
+
+def pin(children: Supervisor, job: Job, settings: Settings) -> Result:
+    """Run a case `repeat` times, each in a child of its own when there is more than one, and explain what failed."""
     seen: dict[Signature, list[Fault]] = {}
     outcome = None
     for _ in range(settings.repeat):
         if settings.repeat > 1:
             children.fresh()
-        outcome = children.run(case, settings.check, folder)
+        outcome = children.run(job.case, settings.check, job.folder)
         if outcome.fault is not None:
             seen.setdefault(outcome.fault.signature, []).append(outcome.fault)
     assert outcome is not None
     findings = []
     for faults in seen.values():
-        fault = faults[0]
-        if settings.deep:
-            fault = deepen(children, case, folder, settings, fault)
-        findings.append(Finding(case.as_json(), fault, len(faults), settings.repeat, replay))
+        fault = deepen(job, settings, faults[0]) if settings.deep else faults[0]
+        findings.append(Finding(job.case.as_json(), fault, len(faults), settings.repeat, job.replay))
     return Result(tuple(findings), settings.repeat, outcome.steps, outcome.seconds, outcome.notes)
 
 
-def deepen(children: Supervisor, case: Case, folder: Path, settings: Settings, fault: Fault) -> Fault:
-    """The fault with the graph node that was being computed, from a replay node by node."""
-    children.fresh()
-    outcome = children.run(case, settings.check, folder, deep=True)
-    children.fresh()
-    again = outcome.fault
+def deepen(job: Job, settings: Settings, fault: Fault) -> Fault:
+    """The fault with the exact launch, where it was asynchronous or inside a CUDA graph, and with its graph node."""
+    settings = replace(settings, trace=None)
+    if fault.kind == "cuda":
+        if fault.origin.call.startswith("cudaGraph") or (fault.launch and fault.launch.capturing):
+            fault, settings = _without_graphs(job, settings, fault)
+        if not fault.evidence["exact"]:
+            fault, settings = _synchronized(job, settings, fault)
+    again = _replay(job, settings, deep=True).fault
     if again is None:
-        return replace(fault, explanation=f"{fault.explanation}; evaluated node by node it does not fail")
-    if again.signature != fault.signature:
-        return replace(
-            fault, explanation=f"{fault.explanation}; evaluated node by node it fails otherwise: {again.signature}"
-        )
+        return _said(fault, "evaluated node by node it does not fail")
+    if not _same(fault, again):
+        return _said(fault, f"evaluated node by node it fails otherwise: {again.signature}")
     return replace(fault, node=again.node)
+
+
+def _without_graphs(job: Job, settings: Settings, fault: Fault) -> tuple[Fault, Settings]:
+    """What a replay without CUDA graphs sees: a launch inside a graph has no record of its own."""
+    settings = replace(settings, target=settings.target.with_modes(graphs=False))
+    again = _replay(job, settings).fault
+    if again is None:
+        return _said(fault, "with CUDA graphs off it does not happen"), settings
+    if again.kind != "cuda" or again.origin.code != fault.origin.code:
+        return _said(fault, f"with CUDA graphs off it fails otherwise: {again.signature}"), settings
+    return _said(again, "with CUDA graphs on it came inside a graph, with them off it happens too"), settings
+
+
+def _synchronized(job: Job, settings: Settings, fault: Fault) -> tuple[Fault, Settings]:
+    """The first launch after which the device is in error, from replays that synchronize after each."""
+    graphless = replace(settings, target=settings.target.with_modes(graphs=False))
+    bound = _replay(job, graphless).fault
+    if bound is None or bound.origin.code != fault.origin.code:
+        return _said(fault, "with CUDA graphs off it does not happen, so no single launch can be named"), settings
+    last = int(bound.evidence["launches"])
+    first = max(1, last - WINDOW)
+    while True:
+        narrowed = replace(settings, target=settings.target.with_modes(window=(first, last), graphs=False))
+        again = _replay(job, narrowed).fault
+        if again is None or again.origin.code != fault.origin.code:
+            return _said(fault, "synchronized after each launch it does not happen: the launches race"), settings
+        # An error that the first synchronize of the window shows may be older than the window.
+        if first == 1 or int(again.evidence["launches"]) > first:
+            return again, narrowed
+        first, last = max(1, first - 4 * WINDOW), first
+
+
+def _replay(job: Job, settings: Settings, deep: bool = False) -> Outcome:
+    with supervisor(settings) as children:
+        return children.run(job.case, settings.check, job.folder, deep)
+
+
+def _same(fault: Fault, again: Fault) -> bool:
+    """The same fault as far as another way of evaluating can show it: kernels may be others when nothing is fused."""
+    if fault.kind == "cuda":
+        return again.kind == "cuda" and again.origin.code == fault.origin.code and again.step == fault.step
+    return again.signature == fault.signature
+
+
+def _said(fault: Fault, what: str) -> Fault:
+    return replace(fault, explanation=f"{fault.explanation}; {what}")
 
 
 def expected(case: Case, result: Result) -> bool:
@@ -99,10 +168,3 @@ def expected(case: Case, result: Result) -> bool:
         and wanted.where in finding.fault.signature.where
         for finding in result.findings
     )
-
-
-def pin_all(cases: list[tuple[Case, Path, str]], settings: Settings) -> Iterator[Result]:
-    """Pin each of (case, folder, replay command), in the order given, in one warm child while it lives."""
-    with supervisor(settings) as children:
-        for case, folder, replay in cases:
-            yield pin(children, case, folder, settings, replay)

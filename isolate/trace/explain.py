@@ -207,7 +207,7 @@ def cuda_fault(ring: Ring, step: StepInFlight, log: str = "") -> Fault | None:
     record = found.origin or found.report
     launch = launch_of(record, found.failure)
     where = launch.demangled if launch else record.call
-    evidence: dict[str, object] = {"exact": found.exact}
+    evidence: dict[str, object] = {"exact": found.exact, "launches": record.launch}
     if found.failure is not None:
         evidence["backtrace"] = frames_of(found.failure)
         if found.failure.driver_log:
