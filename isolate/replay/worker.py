@@ -61,25 +61,28 @@ class Worker:
         self.setup = setup
         self.writer = Writer(f"/proc/self/fd/{setup.trace}")
         self.writer.step_begin(-1, "bind")
+        # Before the build asks what its devices can do.
+        Hooks(self.writer).set_modes(setup.modes, setup.window)
         self.library = Library(find_build(setup.build, setup.include), [Path(path) for path in setup.before])
         self.library.set_callbacks(self.writer.on_abort, self.writer.on_log, setup.log)
         self.library.llama_backend_init()
         if setup.gpu_layers:
-            self.hook()
+            self.check_hooks()
         self.models = Models(self.library, setup.gpu_layers)
         #: files of the zoo models that were asked for
         self.made: dict[Model, Path] = {}
 
-    def hook(self) -> None:
-        """Turn the launch hooks to the modes asked for. DeviceError where there is no GPU, or the hooks are not in force."""
+    def check_hooks(self) -> None:
+        """DeviceError where there is no GPU, or launches are seen neither by the hooks nor by CUPTI."""
         hooks = Hooks(self.writer)
         why_not = hooks.live().why_not()
         if why_not:
-            raise DeviceError(f"launches cannot be seen in this build: {why_not}")
+            why_not_either = hooks.attach_cupti(self.setup.modes)
+            if why_not_either:
+                raise DeviceError(f"launches cannot be seen in this build: {why_not}; {why_not_either}")
         devices = [self.library.ggml_backend_dev_get(index) for index in range(self.library.ggml_backend_dev_count())]
         if not any(self.library.ggml_backend_dev_type(device) == GPU for device in devices):
             raise DeviceError("the build's CUDA backend finds no GPU here (see `isolate doctor`); try --target dry:GPU")
-        hooks.set_modes(self.setup.modes, self.setup.window)
 
     def hooks_in_words(self) -> str:
         """Whether the launch hooks stand in front of the build's CUDA calls, and which calls have none."""

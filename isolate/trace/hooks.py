@@ -88,8 +88,11 @@ class Hooks:
         """For tests: call `number` of a kind, from 1, is not made and returns `code`; code 0 takes that back."""
         self._library.isolate_trace_inject(kind, number, code)
 
-    def attach_cupti(self) -> str:
+    def attach_cupti(self, modes: Iterable[str] = ()) -> str:
         """Lets CUPTI's callbacks record instead, where the hooks cannot; says why not, "" where it does."""
+        for mode in modes:
+            if mode not in ("sync", "window"):
+                return f"mode {mode} changes what CUDA answers, which CUPTI cannot"
         for name in CUPTI:
             code = self._library.isolate_trace_cupti(name.encode())
             if code == 0:
