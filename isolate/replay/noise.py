@@ -18,8 +18,6 @@ from isolate.replay.alone import Logits, Single
 
 #: Noise and signal are told apart when this far from each other.
 SEPARATED = 100.0
-#: How far beyond the worst noise measured a difference must be: what was measured is a sample.
-MARGIN = 10.0
 
 #: Rounding of an F32 sum: no measured noise is taken to be less.
 _LEAST = 1e-13
@@ -40,15 +38,21 @@ class Noise:
 
     def level(self, moved: bool) -> float:
         """The noise to expect of a slot, which may have been moved as a whole."""
-        return max(self.nudged, self.moved) if moved else max(self.shape, self.nudged / MARGIN)
+        return max(self.shape, self.nudged, self.moved if moved else 0.0)
 
     def separated(self, moved: bool) -> bool:
         """A difference between noise and signal can be judged."""
         return self.signal >= SEPARATED * self.level(moved)
 
     def tolerance(self, moved: bool) -> float:
-        """The largest distance that counts as rounding."""
-        return MARGIN * self.level(moved)
+        """The largest distance that counts as rounding.
+
+        A sum of other shape was seen up to 20 times beyond the worst of the sample, a rounding that tips over up to half
+        of what nudging does.
+        """
+        nudged = max(self.nudged, self.moved) if moved else self.nudged
+        limit = max(3 * nudged, min(100 * self.shape, 30 * nudged)) if nudged else 100 * self.shape
+        return min(limit, self.signal / 30)
 
 
 def distance(right: Logits, row: Logits) -> float:
@@ -63,8 +67,7 @@ def measure(context: Single, room: int, relative: bool) -> Noise:
     """Measure in an empty context that has `room` positions; `relative`: the model knows only distances of positions."""
     length = min(_PREFIX + _AFTER, room)
     prefix = length * _PREFIX // (_PREFIX + _AFTER)
-    shape = nudged = moved = _LEAST
-    signal = float("inf")
+    shape, nudged, moved, signal = _LEAST, 0.0, 0.0, float("inf")
     for stream in range(_STREAMS):
         tokens = _tokens(context, 2 * stream, length)
         right = _rows(context, tokens, [length], 0)
