@@ -10,7 +10,7 @@ NATIVE := $(shell find native -type f)
 
 demo: $(VENV)/.installed
 	$(BIN)/isolate doctor
-	$(BIN)/isolate run --expected cases/two-slots.json cases/reports/*.json
+	$(BIN)/isolate run --expected cases/two-slots.json cases/reports/*.json cases/found/*.json
 
 test: $(VENV)/.installed
 	$(BIN)/pytest -q -n 2 -m "not gpu"

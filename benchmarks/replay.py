@@ -77,7 +77,7 @@ def inside(path: str) -> None:
     library.set_callbacks(writer.on_abort, writer.on_log, os.open(os.devnull, os.O_WRONLY))
     library.llama_backend_init()
     timed = Timed(library)
-    models = Models(library, 0)
+    models = Models(library, writer, 0)
     models.load(make(library, "llama", "F32", 1))
     for _ in sys.stdin:
         seconds = []

@@ -23,6 +23,8 @@ MAX_FILE_BYTES = 64 << 20
 MAX_CONTEXT = 1 << 24
 MAX_SEQUENCES = 256
 MAX_TOKENS = 1 << 24
+#: of a token; the library counts in 32 bits
+MAX_POSITION = 2**31 - 1 - (1 << 24)
 
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Position = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
@@ -35,8 +37,6 @@ Check = Literal["positions", "nan", "cells", "logits"]
 
 #: The oracles that `--check` and a case's `check` can switch on.
 CHECKS: tuple[Check, ...] = ("positions", "nan", "cells", "logits")
-#: LLAMA_STATE_SEQ_FLAGS_* of llama.h.
-FLAGS: dict[Flag, int] = {"partial_only": 1, "on_device": 2}
 
 
 class Pattern(Struct, frozen=True, forbid_unknown_fields=True):
@@ -402,6 +402,8 @@ class _Reader:
             for output in run.outputs() if isinstance(run.logits, list) else ():
                 if output >= run.count():
                     self.fail(index, f"{field}.logits", f"index {output} is outside the run of {run.count()} tokens")
+            if not isinstance(run.at, UnsetType) and run.at + run.count() > MAX_POSITION:
+                self.fail(index, f"{field}.at", f"the run would end beyond position {MAX_POSITION}")
             if run.outputs():
                 self.with_logits.add(run.slot)
             total += run.count()

@@ -309,11 +309,19 @@ ISOLATE_API uint64_t isolate_step_begin(int64_t step, const char *kind) {
     }
     uint32_t call = isolate_string(kind);
     atomic_store(&header->step_kind, call);
+    atomic_store(&header->routine, 0);
     atomic_store(&header->step, step);
     atomic_store(&nodes, 0);
     struct isolate_record record = isolate_blank(ISOLATE_STEP);
     record.call = call;
     return isolate_begin(&record);
+}
+
+ISOLATE_API void isolate_step_routine(const char *name) {
+    struct isolate_header *header = isolate_trace();
+    if (header) {
+        atomic_store(&header->routine, isolate_string(name));
+    }
 }
 
 ISOLATE_API void isolate_step_end(uint64_t number, int32_t code) {

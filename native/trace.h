@@ -145,7 +145,7 @@ struct isolate_header {
     uint64_t window_first, window_last; /* launch numbers, of mode WINDOW */
     _Atomic uint64_t first;      /* records before this one are of an earlier case */
     _Atomic uint32_t step_kind;  /* offset of the kind of the step in flight */
-    uint32_t reserved;
+    _Atomic uint32_t routine;    /* offset of the name of the library call that the step is in */
     char abort_text[2048];       /* ggml's abort message: file:line and the expression */
     /* The first half of ISOLATE_FAILURES and the latest half */
     struct isolate_evidence failures[ISOLATE_FAILURES];
@@ -161,6 +161,8 @@ void isolate_trace_restart(void);
 /* The step in flight, from the engine. Returns the record's number for isolate_step_end. */
 uint64_t isolate_step_begin(int64_t step, const char *kind);
 void isolate_step_end(uint64_t record, int32_t code);
+/* The library call that the step in flight makes now. */
+void isolate_step_routine(const char *name);
 
 /* A graph node about to be computed: returns the record's number for isolate_node_end. sources: NULL after the last. */
 uint64_t isolate_node_begin(const char *op, const char *name, const char *type, const int64_t shape[4],

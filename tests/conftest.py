@@ -12,18 +12,23 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 
 
-def left_behind() -> set[str]:
-    """Children of this process that still exist, and files in shared memory."""
-    mine = os.getpid()
-    found = {str(path) for path in Path("/dev/shm").iterdir() if "isolate" in path.name}
+def descendants(parent: int) -> list[int]:
+    """Processes whose parent is `parent`."""
+    found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if int(fields[1]) == mine:
-            found.add(stat.parent.name)
+        if int(fields[1]) == parent:
+            found.append(int(stat.parent.name))
     return found
+
+
+def left_behind() -> set[str]:
+    """Children of this process that still exist, and files in shared memory."""
+    shared = {str(path) for path in Path("/dev/shm").iterdir() if "isolate" in path.name}
+    return shared | {str(process) for process in descendants(os.getpid())}
 
 
 def open_files() -> int:

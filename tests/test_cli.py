@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from isolate.cli import main
 from isolate.fault import KINDS
-from tests.conftest import ROOT
+from tests.conftest import ROOT, descendants
 
 TWO_SLOTS = ROOT / "cases" / "two-slots.json"
 
@@ -192,7 +192,8 @@ def test_ctrl_c_ends_quietly(stop: str) -> None:
         text=True,
         cwd=ROOT,
     )
-    time.sleep(0.6 if stop == "run" else 0.25)
+    while not descendants(process.pid):
+        time.sleep(0.01)
     process.send_signal(2)
     _, errors = process.communicate(timeout=10)
     assert "Traceback" not in errors

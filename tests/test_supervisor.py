@@ -18,7 +18,7 @@ from isolate.case import Case
 from isolate.errors import BuildError, CaseError, ModelError
 from isolate.replay.supervisor import Supervisor
 from isolate.replay.target import Target
-from tests.conftest import ROOT, TESTS
+from tests.conftest import ROOT, TESTS, descendants
 
 TWO_SLOTS = cases.read(ROOT / "cases" / "two-slots.json")
 DECODES = [index for index, step in enumerate(TWO_SLOTS.steps) if step.kind == "decode"]
@@ -154,17 +154,6 @@ with Supervisor(target=Target("cpu", 0, environment={"PLANT": "hang@1"}), worker
     print("running", flush=True)
     children.run(case.read(Path(sys.argv[1])))
 """
-
-
-def descendants(parent: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(stat.parent.name))
-        except OSError:
-            continue
-    return found
 
 
 def gone(process: int) -> bool:

@@ -13,23 +13,6 @@ ASSERTION = re.compile(r"^(?P<file>\S+\.(?:c|cc|cpp|h|hpp|cu|cuh|m|mm)):(?P<line
 UNCAUGHT = re.compile(
     r"terminate called after throwing an instance of '(?P<type>[^']+)'(?:\s+what\(\):\s+(?P<what>.*))?"
 )
-#: The library call that a step makes, for a fault that gives no better place.
-ROUTINES = {
-    "bind": "dlopen",
-    "load": "llama_model_load_from_file",
-    "context": "llama_init_from_model",
-    "close": "llama_free",
-    "decode": "llama_decode",
-    "checkpoint": "llama_state_seq_get_data_ext",
-    "save": "llama_state_seq_get_data_ext",
-    "restore": "llama_state_seq_set_data_ext",
-    "load_state": "llama_state_seq_set_data_ext",
-    "seq_rm": "llama_memory_seq_rm",
-    "seq_cp": "llama_memory_seq_cp",
-    "seq_add": "llama_memory_seq_add",
-    "seq_keep": "llama_memory_seq_keep",
-    "clear": "llama_memory_clear",
-}
 
 
 @dataclass(frozen=True)
@@ -39,6 +22,8 @@ class Death:
     #: as Popen.returncode: negative for a signal
     status: int
     step: StepInFlight
+    #: the library call that the step was in, or the step's kind before its first
+    routine: str
     #: ggml's abort message, "" where there is none
     abort_text: str
     #: what the child wrote to its standard output and error
@@ -53,18 +38,11 @@ def fault_of(death: Death) -> Fault:
     """The fault behind a death: the most exact reading of what was left."""
     if death.timeout is not None:
         said = f"no progress for {death.timeout:g} seconds"
-        return _fault(death, "hang", routine(death.step), None, said, f"{said}; the child was killed")
+        return _fault(death, "hang", death.routine, None, said, f"{said}; the child was killed")
     if death.status < 0:
         return _signalled(death, signal.Signals(-death.status))
     said = f"the process ended with status {death.status}"
-    return _fault(death, "exit", routine(death.step), death.status, said, f"{said} in the middle of the step")
-
-
-def routine(step: StepInFlight) -> str:
-    """The library call that a step makes."""
-    if step.kind == "load" and step.index is not None:
-        return ROUTINES["load_state"]
-    return ROUTINES.get(step.kind, step.kind)
+    return _fault(death, "exit", death.routine, death.status, said, f"{said} in the middle of the step")
 
 
 def _signalled(death: Death, number: signal.Signals) -> Fault:
@@ -77,7 +55,7 @@ def _signalled(death: Death, number: signal.Signals) -> Fault:
         if assertion:
             file = assertion["file"].rsplit("/", 1)[-1]
             where = f"{file}:{assertion['line']}: {assertion['text']}"
-            call = Call(routine(death.step), None, assertion["text"], file, int(assertion["line"]))
+            call = Call(death.routine, None, assertion["text"], file, int(assertion["line"]))
             signature = Signature("assert", where, None, death.step.kind)
             return Fault(
                 "assert", signature, death.step, call, call, f"the library aborted at {where}", log=tail(death.log)
@@ -85,15 +63,15 @@ def _signalled(death: Death, number: signal.Signals) -> Fault:
     if number == signal.SIGKILL:
         if death.out_of_memory:
             said = "the kernel killed the process for want of memory"
-            return _fault(death, "oom", routine(death.step), None, said, said)
+            return _fault(death, "oom", death.routine, None, said, said)
         said = "the process was killed from outside (SIGKILL)"
-        return _fault(death, "killed", routine(death.step), None, said, said)
+        return _fault(death, "killed", death.routine, None, said, said)
     said = f"the process died of {number.name}: {signal.strsignal(number)}"
-    return _fault(death, "signal", routine(death.step), int(number), said, said)
+    return _fault(death, "signal", death.routine, int(number), said, said)
 
 
 def _fault(death: Death, kind: str, where: str, code: int | None, said: str, explanation: str) -> Fault:
-    call = Call(routine(death.step), code, said)
+    call = Call(death.routine, code, said)
     signature = Signature(kind, where, code, death.step.kind)
     return Fault(kind, signature, death.step, call, call, explanation, log=tail(death.log))
 

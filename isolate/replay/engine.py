@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from isolate.case import (
-    FLAGS,
     Case,
     Checkpoint,
     Clear,
     Context,
     Damage,
     Decode,
+    Flag,
     Load,
     Pattern,
     Reopen,
@@ -37,7 +37,7 @@ from isolate.case import (
     SeqRm,
     Step,
 )
-from isolate.errors import CaseError, ModelError
+from isolate.errors import BuildError, CaseError, ModelError
 from isolate.fault import Call, Fault, Signature, StepInFlight
 from isolate.library.bind import Library
 from isolate.trace.ring import Writer
@@ -152,8 +152,9 @@ class Batch:
 class Models:
     """The model in use, kept from one case to the next while it stays the same."""
 
-    def __init__(self, library: Library, gpu_layers: int) -> None:
+    def __init__(self, library: Library, writer: Writer, gpu_layers: int) -> None:
         self.library = library
+        self.writer = writer
         self.gpu_layers = gpu_layers
         self.path: Path | None = None
         self.handle: int | None = None
@@ -170,6 +171,7 @@ class Models:
         # An empty list of devices keeps a build with a GPU backend off it.
         none = (ctypes.c_void_p * 1)(None) if self.gpu_layers == 0 else None
         self.library.set_params(params, {"n_gpu_layers": self.gpu_layers, "devices": none}, "model")
+        self.writer.routine("llama_model_load_from_file")
         handle = self.library.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
             raise ModelError(f"{path}: the build could not load it as a model")
@@ -209,13 +211,14 @@ class Engine:
         if self.eval_callback is not None:
             self.library.set_params(params, {"cb_eval": self.eval_callback}, "context")
         self.close()
-        self.context = self.library.llama_init_from_model(self.models.handle, params)
+        self.context = self._call("llama_init_from_model", self.models.handle, params)
         if not self.context:
             raise ModelError(
                 f"the build made no context with n_ctx {wanted.n_ctx}, n_seq_max {wanted.n_seq_max}, "
                 f"type_k {wanted.type_k}, type_v {wanted.type_v}, flash_attn_type {wanted.flash_attn_type}: "
                 "choose settings that this model and machine allow"
             )
+        self.library.check_context(self.context, params)
         self.settings = wanted
         self.memory = self.library.llama_get_memory(self.context)
         self.ends.clear()
@@ -241,7 +244,7 @@ class Engine:
             case Decode():
                 return self._decode(index, step)
             case Checkpoint():
-                return self._take(step, sum(FLAGS[flag] for flag in set(step.flags)))
+                return self._take(step, self._flags(step.flags))
             case Save():
                 return self._take(step, 0)
             case Restore() | Load():
@@ -251,6 +254,11 @@ class Engine:
                 return Result(1)
             case _:
                 return self._memory(step)
+
+    def _call(self, routine: str, *arguments: Any) -> Any:
+        """Call the library; the trace says which call it is in, should the child not come back."""
+        self.writer.routine(routine)
+        return getattr(self.library, routine)(*arguments)
 
     # -- decode
 
@@ -268,12 +276,12 @@ class Engine:
             place += len(tokens)
         self.batch.fill(result.fed, outputs)
         if self.case.api == "llama_decode":
-            result.code = self.library.llama_decode(self.context, self.batch.structure)
+            result.code = self._call("llama_decode", self.context, self.batch.structure)
         else:
             result.code = self._process(result, outputs)
         if result.code == 0:
             # The computation may still be running on a GPU: a fault there belongs to this step.
-            self.library.llama_synchronize(self.context)
+            self._call("llama_synchronize", self.context)
             self.ends = ends
         wanted_code = 0 if isinstance(step.returns, msgspec.UnsetType) else int(step.returns)
         if result.code != wanted_code:
@@ -316,7 +324,7 @@ class Engine:
                     call.llama_batch_ext_set_pos(extended, place, ctypes.byref(position))
                     if offset in chosen:
                         call.llama_batch_ext_set_output_logits(extended, place, True)
-            return int(call.llama_process(self.context, 1, extended))  # LLAMA_PROCESS_TYPE_DECODE
+            return int(self._call("llama_process", self.context, 1, extended))  # LLAMA_PROCESS_TYPE_DECODE
         finally:
             call.llama_batch_ext_free(extended)
 
@@ -343,18 +351,26 @@ class Engine:
 
     # -- states
 
+    def _flags(self, names: list[Flag]) -> int:
+        """LLAMA_STATE_SEQ_FLAGS_* by name. A build that does not know one would ignore it without a word."""
+        known = self.library.state_flags
+        for name in names:
+            if name not in known:
+                raise BuildError(f"this build has no state flag {name}; it has {', '.join(known) or 'none'}")
+        return sum(known[name] for name in set(names))
+
     def _take(self, step: Checkpoint | Save, flags: int) -> Result:
         if isinstance(step, Save) and step.via == "file":
             return self._take_file(step)
         call = self.library
         if flags == 0 and not call.has("llama_state_seq_get_data_ext"):
-            size = call.llama_state_seq_get_size(self.context, step.slot)
+            size = self._call("llama_state_seq_get_size", self.context, step.slot)
             data = ctypes.create_string_buffer(max(size, 1))
-            moved = call.llama_state_seq_get_data(self.context, data, size, step.slot)
+            moved = self._call("llama_state_seq_get_data", self.context, data, size, step.slot)
         else:
-            size = call.llama_state_seq_get_size_ext(self.context, step.slot, flags)
+            size = self._call("llama_state_seq_get_size_ext", self.context, step.slot, flags)
             data = ctypes.create_string_buffer(max(size, 1))
-            moved = call.llama_state_seq_get_data_ext(self.context, data, size, step.slot, flags)
+            moved = self._call("llama_state_seq_get_data_ext", self.context, data, size, step.slot, flags)
         self.kept[step.name] = Kept(step.slot, flags, self.ends.get(step.slot, 0), data)
         self._moved(step, "llama_state_seq_get_data_ext", moved, size)
         return Result(moved, slot=step.slot)
@@ -363,7 +379,7 @@ class Engine:
         # A file without a name: nothing is left behind, however the child ends.
         file = os.memfd_create("isolate-state")
         path = f"/proc/self/fd/{file}".encode()
-        moved = self.library.llama_state_seq_save_file(self.context, path, step.slot, None, 0)
+        moved = self._call("llama_state_seq_save_file", self.context, path, step.slot, None, 0)
         self.kept[step.name] = Kept(step.slot, 0, self.ends.get(step.slot, 0), None, file)
         self._moved(step, "llama_state_seq_save_file", moved, os.fstat(file).st_size)
         return Result(moved, slot=step.slot)
@@ -374,7 +390,7 @@ class Engine:
         slot = kept.slot if isinstance(step.slot, msgspec.UnsetType) else step.slot
         flags = kept.flags
         if isinstance(step, Restore) and not isinstance(step.flags, msgspec.UnsetType):
-            flags = sum(FLAGS[flag] for flag in set(step.flags))
+            flags = self._flags(step.flags)
         if kept.file is not None:
             moved, size = self._set_file(step, kept.file, slot)
             return self._was_set(step, "llama_state_seq_load_file", moved, size, slot)
@@ -386,9 +402,9 @@ class Engine:
             size = len(damaged)
             data = ctypes.create_string_buffer(damaged, max(size, 1))
         if flags == 0 and not call.has("llama_state_seq_set_data_ext"):
-            moved = call.llama_state_seq_set_data(self.context, data, size, slot)
+            moved = self._call("llama_state_seq_set_data", self.context, data, size, slot)
         else:
-            moved = call.llama_state_seq_set_data_ext(self.context, data, size, slot, flags)
+            moved = self._call("llama_state_seq_set_data_ext", self.context, data, size, slot, flags)
         return self._was_set(step, "llama_state_seq_set_data_ext", moved, size, slot)
 
     def _was_set(self, step: Restore | Load, routine: str, moved: int, size: int, slot: int) -> Result:
@@ -408,7 +424,7 @@ class Engine:
         path = f"/proc/self/fd/{file}".encode()
         # With NULL for the tokens the call only reads how many there are (llama.h); the file holds none.
         tokens = (ctypes.c_int32 * 1)()
-        moved = self.library.llama_state_seq_load_file(self.context, path, slot, tokens, 1, ctypes.byref(count))
+        moved = self._call("llama_state_seq_load_file", self.context, path, slot, tokens, 1, ctypes.byref(count))
         return moved, size
 
     def _moved(self, step: Step, routine: str, moved: int, size: int) -> None:
@@ -422,21 +438,20 @@ class Engine:
     # -- memory
 
     def _memory(self, step: Step) -> Result:
-        call = self.library
         if not self.memory:
             self._fail("memory", f"llama_memory_{step.kind}", None, "this model keeps no memory", step)
         answer = True
         match step:
             case SeqRm():
-                answer = bool(call.llama_memory_seq_rm(self.memory, step.slot, step.p0, step.p1))
+                answer = bool(self._call("llama_memory_seq_rm", self.memory, step.slot, step.p0, step.p1))
             case SeqCp():
-                call.llama_memory_seq_cp(self.memory, step.slot, step.into, step.p0, step.p1)
+                self._call("llama_memory_seq_cp", self.memory, step.slot, step.into, step.p0, step.p1)
             case SeqAdd():
-                call.llama_memory_seq_add(self.memory, step.slot, step.p0, step.p1, step.delta)
+                self._call("llama_memory_seq_add", self.memory, step.slot, step.p0, step.p1, step.delta)
             case SeqKeep():
-                call.llama_memory_seq_keep(self.memory, step.slot)
+                self._call("llama_memory_seq_keep", self.memory, step.slot)
             case Clear():
-                call.llama_memory_clear(self.memory, step.data)
+                self._call("llama_memory_clear", self.memory, step.data)
         wanted = True if isinstance(step.returns, msgspec.UnsetType) else bool(step.returns)
         if answer != wanted:
             said = f"returned {str(answer).lower()}"

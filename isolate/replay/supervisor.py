@@ -30,7 +30,6 @@ from isolate.replay.death import Death, fault_of, tail
 from isolate.replay.target import Target, child_environment, find
 from isolate.trace.explain import cuda_fault
 from isolate.trace.node import last_node
-from isolate.trace.record import Kind
 from isolate.trace.ring import Ring
 
 #: Seconds without progress in one step after which a child is taken to hang. The first decode of a CUDA build may
@@ -232,9 +231,9 @@ class _Child:
             self.process.kill()
             status = self.process.wait()
         ring = self._ring()
-        text = ring.abort_text if ring else ""
-        oom = _oom_kills() > self.ooms
-        fault = fault_of(Death(status, self._in_flight(ring, case), text, self.log_text(), timeout, oom))
+        text, routine = (ring.abort_text, ring.routine) if ring else ("", "")
+        step, oom = self._in_flight(ring, case), _oom_kills() > self.ooms
+        fault = fault_of(Death(status, step, routine or step.kind, text, self.log_text(), timeout, oom))
         fault = self._located(fault)
         self.close()
         return fault

@@ -68,7 +68,7 @@ class Worker:
         self.library.llama_backend_init()
         if setup.gpu_layers:
             self.check_hooks()
-        self.models = Models(self.library, setup.gpu_layers)
+        self.models = Models(self.library, self.writer, setup.gpu_layers)
         #: files of the zoo models that were asked for
         self.made: dict[Model, Path] = {}
 

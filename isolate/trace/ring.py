@@ -36,7 +36,8 @@ STRINGS_BYTES = 1 << 22
 
 _SIZES = struct.Struct("<8s5I")  # magic, version, header_bytes, record_bytes, capacity, strings_bytes
 _MODE, _NEXT, _LAUNCHES, _STRINGS_USED, _STEP, _PROGRESS, _LOST, _FAILED, _ABORTED = 28, 40, 48, 56, 64, 72, 80, 88, 96
-_ABORT_THREAD, _ABORT_RECORD, _FIRST, _STEP_KIND, _ABORT_TEXT, _ABORT_TEXT_BYTES = 100, 104, 128, 136, 144, 2048
+_ABORT_THREAD, _ABORT_RECORD, _FIRST, _STEP_KIND, _ROUTINE = 100, 104, 128, 136, 140
+_ABORT_TEXT, _ABORT_TEXT_BYTES = 144, 2048
 _FAILURES, _FAILURES_OFFSET = 32, 2192
 _RECORD = struct.Struct("<QIHBBQQqQQIiIIiiii80s")
 _EVIDENCE = struct.Struct(f"<{_RECORD.size}s16q16q24III")
@@ -148,6 +149,11 @@ class Ring:
         """Kind and number of the step in flight; ("bind", -1) before the first: libraries are still being loaded."""
         kind = self._string(self._word(_STEP_KIND, "<I")) if self._opened() else ""
         return kind or "bind", self.step
+
+    @property
+    def routine(self) -> str:
+        """The library call that the step in flight was in, "" before its first."""
+        return self._string(self._word(_ROUTINE, "<I")) if self._opened() else ""
 
     @property
     def progress(self) -> int:
@@ -340,6 +346,8 @@ class Writer:
         self.library.isolate_step_begin.restype = ctypes.c_uint64
         self.library.isolate_step_end.argtypes = [ctypes.c_uint64, ctypes.c_int32]
         self.library.isolate_step_end.restype = None
+        self.library.isolate_step_routine.argtypes = [ctypes.c_char_p]
+        self.library.isolate_step_routine.restype = None
         self.library.isolate_trace_restart.restype = None
         self.library.isolate_trace_close.restype = None
         self.library.isolate_log_level.restype = None
@@ -357,6 +365,10 @@ class Writer:
     def step_end(self, number: int, code: int = 0) -> None:
         """Writes what the step returned."""
         self.library.isolate_step_end(number, code)
+
+    def routine(self, name: str) -> None:
+        """Writes which library call the step makes now."""
+        self.library.isolate_step_routine(name.encode())
 
     def log_level(self, level: int) -> None:
         """Lines below this ggml_log_level are dropped by `on_log`; 3 (warnings) at first."""
