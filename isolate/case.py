@@ -37,6 +37,8 @@ Check = Literal["positions", "nan", "cells", "logits"]
 
 #: The oracles that `--check` and a case's `check` can switch on.
 CHECKS: tuple[Check, ...] = ("positions", "nan", "cells", "logits")
+#: Those that look at what the library keeps of each slot, not at what was computed.
+NEED_NO_RESULTS: frozenset[Check] = frozenset({"positions"})
 
 
 class Pattern(Struct, frozen=True, forbid_unknown_fields=True):

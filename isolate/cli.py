@@ -88,7 +88,7 @@ def doctor(build: str | None, include: str | None, target: str, json_path: str |
     from isolate.report import doctor as report_doctor
     from isolate.trace.devices import gpus
 
-    with Supervisor(build, include, find_target(target)) as supervisor:
+    with Supervisor(build, include, find_target(target, build, include)) as supervisor:
         found = supervisor.describe()
     found["gpus"], found["driver"] = gpus()
     if json_path != "-":
@@ -137,7 +137,7 @@ def run(
 
     Exit code 0: no fault. 1: a fault was found. 2: something is not usable, said in one sentence.
     """
-    chosen = find_target(target)
+    chosen = find_target(target, build, include)
     if modes and not chosen.hooked:
         raise DeviceError(
             f"--{modes[0]} is a mode of the launch hooks: it goes with --target cuda or dry:GPU, not {target}"
@@ -201,6 +201,6 @@ def model(
     if name not in ZOO:
         raise IsolateError(f"no zoo model is called {name!r}; there are {', '.join(sorted(ZOO))}")
     path = out or Path(f"{name}-{quantization}.gguf")
-    with Supervisor(build, include, find_target(target)) as supervisor:
+    with Supervisor(build, include, find_target(target, build, include)) as supervisor:
         made = supervisor.make_model(name, quantization.upper(), seed, path)
     click.echo(f"{made['path']}: {made['bytes']} bytes")

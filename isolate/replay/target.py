@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from isolate.errors import DeviceError
+from isolate.library.find import Build, find_build
+from isolate.trace import dry, gpus
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,26 @@ class Target:
 ALL_LAYERS = 9999
 
 
-def find(name: str) -> Target:
-    """The target called `name`: cpu, cuda or dry:GPU. DeviceError for any other."""
+def find(name: str, build: str | None = None, include: str | None = None) -> Target:
+    """The target called `name`: cpu, cuda, or dry:GPU (several with commas) for a build. DeviceError for any other."""
     if name == "cpu":
         # No GPU is to be seen, so that a build with a GPU backend has none to prefer.
         return Target("cpu", 0, environment={"CUDA_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""})
     if name == "cuda":
         return Target("cuda", ALL_LAYERS)
-    raise DeviceError(f"no target is called {name!r}; there is cpu, cuda")
+    kind, _, chosen = name.partition(":")
+    if kind != "dry" or not chosen:
+        raise DeviceError(
+            f"no target is called {name!r}; there is cpu, cuda, and dry:GPU with {', '.join(gpus.names())}"
+        )
+    device = dry.prepare(gpus.find_all(chosen), device_libraries(find_build(build, include)))
+    return Target(name, ALL_LAYERS, device.before, device.environment, computes=False)
+
+
+def device_libraries(build: Build) -> list[Path]:
+    """The libraries of a build that may hold device code: those that are linked, and the backends it loads by itself."""
+    backends = sorted(build.backends.glob("libggml-cuda*.so*")) if build.backends else []
+    return [*build.ggml, *backends, build.llama]
 
 
 def child_environment(target: Target) -> dict[str, str]:

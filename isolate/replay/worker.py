@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from isolate.case import Case, Check, Model
+from isolate.case import NEED_NO_RESULTS, Case, Check, Model
 from isolate.errors import DeviceError, IsolateError, ModelError
 from isolate.fault import Call, Fault, Signature
 from isolate.library.bind import Library
@@ -150,7 +150,7 @@ class Worker:
 
     def oracle(self, engine: Engine, check: list[Check]) -> Oracle | None:
         """The oracles that were asked for, as far as this target has results to judge."""
-        asked = frozenset(check) if self.setup.computes else frozenset(check) & {"positions"}
+        asked = frozenset(check) if self.setup.computes else frozenset(check) & NEED_NO_RESULTS
         return Oracle(engine, asked) if asked else None
 
     def model_path(self, case: Case, folder: str) -> Path:

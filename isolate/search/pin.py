@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from isolate.case import Case, Check
+from isolate.case import NEED_NO_RESULTS, Case, Check
 from isolate.errors import IsolateError
 from isolate.fault import Fault, Finding, Signature
 from isolate.replay.supervisor import TIMEOUT, Outcome, Supervisor
@@ -92,7 +92,17 @@ def pin(children: Supervisor, job: Job, settings: Settings) -> Result:
     for faults in seen.values():
         fault = deepen(job, settings, faults[0]) if settings.deep else faults[0]
         findings.append(Finding(job.case.as_json(), fault, len(faults), settings.repeat, job.replay))
-    return Result(tuple(findings), settings.repeat, outcome.steps, outcome.seconds, outcome.notes)
+    notes = (*target_notes(settings.target, {*job.case.check, *settings.check}), *outcome.notes)
+    return Result(tuple(findings), settings.repeat, outcome.steps, outcome.seconds, notes)
+
+
+def target_notes(target: Target, checks: set[Check]) -> tuple[str, ...]:
+    """What is to be said of every run on a target that runs no kernels, and of the checks that it leaves out."""
+    if target.computes:
+        return ()
+    left = sorted(checks - NEED_NO_RESULTS)
+    skipped = f", so {', '.join(left)} cannot be judged" if left else ""
+    return (f"results are not computed on {target.name}{skipped}",)
 
 
 def deepen(job: Job, settings: Settings, fault: Fault) -> Fault:
