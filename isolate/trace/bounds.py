@@ -32,3 +32,11 @@ class Bounds(msgspec.Struct, frozen=True, omit_defaults=True):
     cluster: Dimensions | None = None
     #: `__launch_bounds__`'s third number: the most blocks a cluster may have
     max_cluster: int | None = None
+
+    @property
+    def most_threads(self) -> int | None:
+        """Threads a block may have at most, as far as the code says."""
+        if self.required_threads is None and self.max_threads is None:
+            return None
+        x, y, z = self.required_threads or self.max_threads or (1, 1, 1)
+        return x * y * z

@@ -11,6 +11,7 @@ Nothing is loaded or executed, so any process may do this. Tables are cached by 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -95,7 +96,7 @@ def read(library: Path) -> Table:
     """
     try:
         build_id = _build_id(library)
-        kept = _cache_folder() / f"{build_id}-{FORMAT}.msgpack"
+        kept = cache_folder() / f"{build_id}-{FORMAT}.msgpack"
         kernels = _kept(kept)
         if kernels is None:
             kernels = _parse(library)
@@ -138,7 +139,8 @@ def _parse(library: Path) -> tuple[Kernel, ...]:
     return tuple(Kernel(name, container, tuple(versions)) for (container, name), versions in codes.items())
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """$XDG_CACHE_HOME/isolate/kernels, by default below ~/.cache."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     # the XDG specification: a relative path is to be ignored
     return (Path(home) if home.startswith("/") else Path.home() / ".cache") / "isolate" / "kernels"
@@ -153,14 +155,19 @@ def _kept(path: Path) -> tuple[Kernel, ...] | None:
 
 
 def _keep(path: Path, kernels: tuple[Kernel, ...]) -> None:
-    """A cache that cannot be written costs time, nothing else."""
-    temporary = None
+    # A cache that cannot be written costs time, nothing else.
+    with contextlib.suppress(OSError):
+        write_whole(path, msgspec.msgpack.encode(kernels))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Make a file appear with all of its content, whatever else happens meanwhile. OSError where it cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+    temporary = Path(name)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".kernels-", dir=path.parent)
         with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.msgpack.encode(kernels))
-        Path(temporary).replace(path)
-    except OSError:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+            file.write(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
  *
  *   isolate dry device <format>
  *   driver <version>
- *   fault <launch> <code>
  *   gpu                       then one line a limit: <limit> <value>
  *   library <path>            of the kernels that follow
  *   capability <90>           of the device that runs them
@@ -82,14 +81,8 @@ static bool gpu_limit(struct dry_gpu *gpu, const char *limit, const char *value)
         {"blocks_per_processor", &gpu->blocks_per_processor},
         {"registers_per_processor", &gpu->registers_per_processor},
         {"registers_per_block", &gpu->registers_per_block},
-        {"l2_cache", &gpu->l2_cache},
-        {"memory_bus", &gpu->memory_bus},
-        {"clock", &gpu->clock},
-        {"memory_clock", &gpu->memory_clock},
         {"integrated", &gpu->integrated},
         {"cluster_launch", &gpu->cluster_launch},
-        {"cooperative_launch", &gpu->cooperative_launch},
-        {"virtual_memory", &gpu->virtual_memory},
         {"peer_access", &gpu->peer_access},
     };
     const struct {
@@ -174,9 +167,6 @@ static bool take(char *words[], size_t count, const char **library, int *capabil
         *capability = (int)number(words[1]);
     } else if (!strcmp(words[0], "driver")) {
         dry.driver_version = (int)number(words[1]);
-    } else if (!strcmp(words[0], "fault") && count >= 3) {
-        dry.fault_launch = number(words[1]);
-        dry.fault_code = (int)number(words[2]);
     } else {
         return gpu && gpu_limit(gpu, words[0], words[1]);
     }

@@ -25,8 +25,8 @@ static int check_side(const struct dry_copy *copy, uintptr_t address, size_t pit
     bool on_device = copy->direction == CUDA_COPY_DEVICE_TO_DEVICE ||
                      copy->direction == (destination ? CUDA_COPY_HOST_TO_DEVICE : CUDA_COPY_DEVICE_TO_HOST);
     if (range) {
-        /* Pinned memory is both: a device reads and writes it too. */
-        if (*side == DEVICE && !on_device && copy->direction != CUDA_COPY_DEFAULT) {
+        /* Pinned memory is both: a device reads and writes it too. Measured: host to host says nothing about device memory. */
+        if (*side == DEVICE && !on_device && copy->direction != CUDA_COPY_DEFAULT && copy->direction != CUDA_COPY_HOST_TO_HOST) {
             return dry_refuse(CUDA_ERROR_INVALID_VALUE, "%s: %s, %#zx, is device memory, the direction says host", copy->call, what,
                               (size_t)address);
         }
@@ -57,12 +57,6 @@ int dry_copy(const struct dry_copy *copy, void *handle) {
     if (!stream) {
         return CUDA_ERROR_INVALID_HANDLE;
     }
-    if (copy->waits) {
-        int code = dry_unsafe_call(copy->call);
-        if (code) {
-            return code;
-        }
-    }
     if (copy->width == 0 || copy->height == 0) {
         return CUDA_SUCCESS;
     }
@@ -82,7 +76,6 @@ int dry_copy(const struct dry_copy *copy, void *handle) {
         code = check_side(copy, (uintptr_t)copy->source, copy->source_pitch, false, &from);
     }
     if (code) {
-        dry_invalidate(stream->capture);
         return code;
     }
     code = dry_into_graph(stream, &(struct dry_node){.kind = DRY_NODE_COPY, .copy = *copy}, copy->call);
@@ -114,6 +107,10 @@ int dry_set(const char *call, void *pointer, size_t pitch, int value, size_t wid
     if (code) {
         return code;
     }
+    code = dry_into_graph(stream, &(struct dry_node){.kind = DRY_NODE_SET}, call);
+    if (code != DRY_NOT_CAPTURING) {
+        return code; /* measured: a set is not checked while it is captured */
+    }
     if (range) {
         code = dry_check_span(address, extent(pitch, width, height), call, "the destination");
     } else {
@@ -122,11 +119,6 @@ int dry_set(const char *call, void *pointer, size_t pitch, int value, size_t wid
         code = dry_refuse(CUDA_ERROR_INVALID_VALUE, "%s: the destination, %s", call, text);
     }
     if (code) {
-        dry_invalidate(stream->capture);
-        return code;
-    }
-    code = dry_into_graph(stream, &(struct dry_node){.kind = DRY_NODE_SET}, call);
-    if (code != DRY_NOT_CAPTURING) {
         return code;
     }
     for (size_t row = 0; row < height && side_of(range) == PINNED; row++) {

@@ -22,6 +22,9 @@ int dry_attribute(int attribute, int device, int *value) {
     if (device < 0 || device >= dry.devices) {
         return bad_device(device);
     }
+    if (attribute < 1 || attribute > 200) {
+        return dry_refuse(CUDA_ERROR_INVALID_VALUE, "cudaDeviceGetAttribute: there is no attribute %d", attribute);
+    }
     const struct dry_gpu *gpu = &dry.gpu[device];
     /* Numbers of cudaDeviceAttr; those that have no name here never differ between devices that ggml runs on. */
     switch (attribute) {
@@ -37,29 +40,25 @@ int dry_attribute(int attribute, int device, int *value) {
     case CUDA_DEVICE_WARP_SIZE: *value = 32; break;
     case 11: *value = 2147483647; break;  /* the largest pitch */
     case CUDA_DEVICE_REGISTERS_PER_BLOCK: *value = gpu->registers_per_block; break;
-    case CUDA_DEVICE_CLOCK_RATE: *value = gpu->clock; break;
     case 14: *value = 512; break;         /* alignment of textures */
     case 30: *value = 512; break;         /* and of surfaces */
     case 51: *value = 32; break;          /* and of a texture's pitch */
     case 15: *value = 1; break;           /* copies and kernels overlap */
-    case 40: *value = 2; break;           /* copy engines */
+    case 40: *value = 3; break;           /* copy engines, of an H200 */
     case CUDA_DEVICE_PROCESSORS: *value = gpu->processors; break;
     case CUDA_DEVICE_INTEGRATED: *value = gpu->integrated; break;
     case 33: *value = device + 1; break;  /* PCI bus */
-    case 36: *value = gpu->memory_clock; break;
-    case 37: *value = gpu->memory_bus; break;
-    case CUDA_DEVICE_L2_CACHE: *value = gpu->l2_cache; break;
     case CUDA_DEVICE_THREADS_PER_PROCESSOR: *value = gpu->threads_per_processor; break;
     case CUDA_DEVICE_MAJOR: *value = gpu->capability / 10; break;
     case CUDA_DEVICE_MINOR: *value = gpu->capability % 10; break;
     case CUDA_DEVICE_SHARED_PER_PROCESSOR: *value = (int)gpu->shared_per_processor; break;
     case CUDA_DEVICE_REGISTERS_PER_PROCESSOR: *value = gpu->registers_per_processor; break;
-    case CUDA_DEVICE_COOPERATIVE_LAUNCH: *value = gpu->cooperative_launch; break;
     case CUDA_DEVICE_SHARED_PER_BLOCK_OPTIN: *value = (int)gpu->shared_per_block_optin; break;
-    case CUDA_DEVICE_VIRTUAL_MEMORY: *value = gpu->virtual_memory; break;
     case CUDA_DEVICE_BLOCKS_PER_PROCESSOR: *value = gpu->blocks_per_processor; break;
     case CUDA_DEVICE_SHARED_RESERVED: *value = (int)gpu->shared_reserved; break;
     case CUDA_DEVICE_CLUSTER_LAUNCH: *value = gpu->cluster_launch; break;
+    case CUDA_DEVICE_COOPERATIVE_LAUNCH:
+    case CUDA_DEVICE_VIRTUAL_MEMORY:
     case 19: /* host memory can be mapped */
     case 31: /* kernels run side by side */
     case 41: /* one address space */
@@ -95,8 +94,7 @@ int dry_enable_peer(int peer, unsigned flags) {
         return code;
     }
     if (!can) {
-        return dry_refuse(peer == device ? CUDA_ERROR_INVALID_DEVICE : DRY_PEER_UNSUPPORTED,
-                          "device %d cannot have access to device %d", device, peer);
+        return dry_refuse(DRY_PEER_UNSUPPORTED, "device %d cannot have access to device %d", device, peer);
     }
     if (peers[device][peer]) {
         return dry_refuse(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, "device %d has access to device %d already", device, peer);

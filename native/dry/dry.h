@@ -39,15 +39,15 @@ enum dry_error {
 
 /* ---- configuration (config.c): the devices, and the code each of them runs of every kernel */
 
-/* A device's limits, in CUDA's units; where they come from is in isolate/trace/gpus.toml. */
+/* A device's limits, in CUDA's units; where they come from is in isolate/trace/gpus.json. What it does not have, caches and
+ * clocks, no launch depends on. */
 struct dry_gpu {
     char name[256];
     int capability; /* 90 for 9.0 */
     uint64_t memory, context_memory;
     int processors, threads_per_processor, blocks_per_processor, registers_per_processor, registers_per_block;
     size_t shared_per_processor, shared_per_block, shared_per_block_optin, shared_reserved;
-    int l2_cache, memory_bus, clock, memory_clock; /* bytes, bits, kHz */
-    int integrated, cluster_launch, cooperative_launch, virtual_memory, peer_access;
+    int integrated, cluster_launch, peer_access;
 };
 
 struct dry_code {
@@ -68,9 +68,7 @@ struct dry_code {
 struct dry_configuration {
     int devices;
     struct dry_gpu gpu[DRY_MOST_DEVICES];
-    int runtime_version, driver_version;
-    uint64_t fault_launch; /* the launch whose kernel is to fail on the device, 0 for none */
-    int fault_code;
+    int driver_version;
 };
 
 extern struct dry_configuration dry;
@@ -293,8 +291,8 @@ int dry_function_attributes(struct cuda_function_attributes *attributes, const v
 int dry_set_function_attribute(const void *function, int attribute, int value);
 /* The most threads a block of the kernel may have on the device. */
 unsigned dry_most_threads(const struct dry_code *code, const struct dry_gpu *gpu);
-/* Blocks that fit on one multiprocessor. */
-int dry_occupancy(const struct dry_kernel *kernel, int device, unsigned threads, size_t dynamic);
+/* Blocks that fit on one multiprocessor. `count_estimate`: also where the registers are not known for certain. */
+int dry_occupancy(const struct dry_kernel *kernel, int device, unsigned threads, size_t dynamic, bool count_estimate);
 int dry_occupancy_of(int *blocks, const void *function, int threads, size_t dynamic);
 
 /* ---- virtual memory (virtual.c) */

@@ -62,8 +62,8 @@ int dry_leave_quietly(int code) {
 }
 
 int dry_last_error(bool reset) {
-    /* Measured: an error that broke the device is given back for ever, any other once. */
-    int code = sticky[dry_thread.device] ? sticky[dry_thread.device] : dry_thread.last;
+    /* Measured: an error that broke the device is given back once, too; the next call has it again. */
+    int code = dry_thread.last;
     if (reset) {
         dry_thread.last = CUDA_SUCCESS;
     }

@@ -8,8 +8,6 @@
 #define PORTABLE_CLUSTER 8u
 #define LARGEST_CLUSTER 16u
 
-static uint64_t launches;
-
 /* "compute_80" or "sm_90": what a bound was compiled for. */
 static const char *compiled(const struct dry_code *code, char text[16]) {
     snprintf(text, 16, "%s_%d", code->from_ptx ? "compute" : "sm", code->from_ptx ? code->ptx : code->binary);
@@ -113,17 +111,13 @@ static int check_cluster(struct dry_launch *launch, int device) {
 
 static int check_cooperative(const struct dry_launch *launch, int device) {
     const struct dry_gpu *gpu = &dry.gpu[device];
-    const char *name = launch->kernel->name;
-    if (!gpu->cooperative_launch) {
-        return dry_refuse(CUDA_ERROR_NOT_SUPPORTED, "%s: %s has no cooperative launches", name, gpu->name);
-    }
-    int blocks = dry_occupancy(launch->kernel, device, (unsigned)volume(launch->block), launch->shared);
+    /* An estimate must not be why a launch is refused. */
+    int blocks = dry_occupancy(launch->kernel, device, (unsigned)volume(launch->block), launch->shared, false);
     uint64_t most = (uint64_t)blocks * (uint64_t)gpu->processors;
     if (volume(launch->grid) > most) {
         return dry_refuse(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
-                          "%s: a cooperative grid of %" PRIu64 " blocks, %" PRIu64 " can run at once (%d on each of %d multiprocessors%s)",
-                          name, volume(launch->grid), most, blocks, gpu->processors,
-                          launch->kernel->on[device].code->registers_known ? "" : ", registers estimated");
+                          "%s: a cooperative grid of %" PRIu64 " blocks, %" PRIu64 " can run at once (%d on each of %d multiprocessors)",
+                          launch->kernel->name, volume(launch->grid), most, blocks, gpu->processors);
     }
     return CUDA_SUCCESS;
 }
@@ -137,17 +131,16 @@ static int check(struct dry_launch *launch, int device) {
     if (!refused) {
         refused = check_threads(launch, code, &dry.gpu[device]);
     }
-    if (!refused) {
-        refused = check_shared(launch, device);
-    }
     if (!refused && launch->cooperative) {
         refused = check_cooperative(launch, device);
+    }
+    if (!refused) {
+        refused = check_shared(launch, device);
     }
     return refused;
 }
 
 int dry_launch(const void *function, const struct dry_launch *asked, void *handle) {
-    uint64_t number = ++launches;
     struct dry_launch launch = *asked;
     struct dry_stream *stream = dry_stream(handle);
     if (!stream) {
@@ -157,23 +150,17 @@ int dry_launch(const void *function, const struct dry_launch *asked, void *handl
     if (!code) {
         code = dry_kernel(function, stream->device, &launch.kernel);
     }
-    if (!code) {
-        code = check(&launch, stream->device);
-    }
     if (code) {
+        return code;
+    }
+    code = check(&launch, stream->device);
+    if (code) {
+        /* Measured: this ends the capture, a kernel without code does not. */
         dry_invalidate(stream->capture);
         return code;
     }
     code = dry_into_graph(stream, &(struct dry_node){.kind = DRY_NODE_KERNEL, .launch = launch}, launch.kernel->name);
-    if (code == DRY_NOT_CAPTURING) {
-        code = CUDA_SUCCESS;
-        if (number == dry.fault_launch) {
-            char why[256];
-            snprintf(why, sizeof why, "launch %" PRIu64 " was told to fail on the device: %s", number, dry_error_text(dry.fault_code));
-            dry_device_fault(stream->device, dry.fault_code, why);
-        }
-    }
-    return code;
+    return code == DRY_NOT_CAPTURING ? CUDA_SUCCESS : code;
 }
 
 int dry_function_attributes(struct cuda_function_attributes *attributes, const void *function) {
@@ -189,7 +176,7 @@ int dry_function_attributes(struct cuda_function_attributes *attributes, const v
     attributes->shared = code->shared;
     attributes->local = code->local;
     attributes->max_threads = (int)dry_most_threads(code, &dry.gpu[device]);
-    attributes->registers = code->registers;
+    attributes->registers = code->registers_known ? code->registers : 0; /* an estimate is not for showing */
     attributes->ptx = code->ptx;
     attributes->binary = code->binary;
     attributes->max_dynamic_shared = (int)kernel->on[device].max_dynamic_shared;

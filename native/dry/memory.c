@@ -13,10 +13,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Measured on an H200: small allocations are 512 bytes apart and share blocks of 2 MiB, from 1 MiB on each has its own. */
+/* Measured: allocations are 512 bytes apart and up to 1 MiB share blocks of 2 MiB, larger ones have their own. */
 #define ALIGNMENT ((size_t)512)
 #define BLOCK ((size_t)2 << 20)
-#define OWN_BLOCK ((size_t)1 << 20)
+#define LARGEST_SHARED ((size_t)1 << 20)
 #define MOST_FREED 256
 
 static struct dry_range *ranges; /* sorted by start, none overlap */
@@ -162,7 +162,7 @@ static uint64_t available(int device) {
 
 bool dry_take(int device, size_t bytes) {
     size_t whole = (bytes + BLOCK - 1) / BLOCK * BLOCK;
-    if (bytes < OWN_BLOCK) {
+    if (bytes <= LARGEST_SHARED) {
         uint64_t room = (arena[device].small + BLOCK - 1) / BLOCK * BLOCK - arena[device].small;
         if (bytes > room && available(device) < BLOCK) {
             return false;
@@ -178,7 +178,7 @@ bool dry_take(int device, size_t bytes) {
 }
 
 void dry_give(int device, size_t bytes) {
-    if (bytes < OWN_BLOCK) {
+    if (bytes <= LARGEST_SHARED) {
         arena[device].small -= bytes;
     } else {
         arena[device].used -= (bytes + BLOCK - 1) / BLOCK * BLOCK;
@@ -201,7 +201,7 @@ static uintptr_t place_in_arena(int device, size_t bytes) {
             return 0;
         }
     }
-    size_t align = bytes < OWN_BLOCK ? ALIGNMENT : BLOCK;
+    size_t align = bytes <= LARGEST_SHARED ? ALIGNMENT : BLOCK;
     uintptr_t start = arena[device].start, end = start + arena[device].bytes;
     for (size_t next = above(start); start + bytes <= end; next++) {
         if (next > 0 && ranges[next - 1].start + ranges[next - 1].bytes > start) {
@@ -255,8 +255,7 @@ static int host_memory(void **pointer, size_t bytes, enum dry_memory kind, unsig
     }
     *pointer = NULL;
     if (bytes == 0) {
-        /* Measured: host memory of no bytes is fine, managed is not. */
-        return kind == DRY_MANAGED ? dry_refuse(CUDA_ERROR_INVALID_VALUE, "%s: 0 bytes", call) : CUDA_SUCCESS;
+        return CUDA_SUCCESS;
     }
     void *place = bytes > SIZE_MAX / 2 ? MAP_FAILED
                                        : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -337,8 +336,10 @@ int dry_free_host(void *pointer) {
 
 int dry_host_register(void *pointer, size_t bytes, unsigned flags) {
     uintptr_t start = (uintptr_t)pointer;
-    if (!pointer || bytes == 0 || start + bytes < start) {
-        return dry_refuse(CUDA_ERROR_INVALID_VALUE, "cudaHostRegister: %zu bytes at %p", bytes, pointer);
+    const struct dry_range *there = dry_range_of(start);
+    if (!pointer || bytes == 0 || start + bytes < start || (there && there->kind != DRY_REGISTERED)) {
+        return dry_refuse(CUDA_ERROR_INVALID_VALUE, "cudaHostRegister: %zu bytes at %p%s%s", bytes, pointer, there ? ", which is " : "",
+                          there ? kind_names[there->kind] : "");
     }
     if (dry_overlaps(start, bytes)) {
         return dry_refuse(DRY_ALREADY_REGISTERED, "cudaHostRegister: part of the %zu bytes at %p is known to CUDA already", bytes,
@@ -351,7 +352,9 @@ int dry_host_register(void *pointer, size_t bytes, unsigned flags) {
 int dry_host_unregister(void *pointer) {
     struct dry_range *range = dry_range_of((uintptr_t)pointer);
     if (!range || range->kind != DRY_REGISTERED || range->start != (uintptr_t)pointer) {
-        return dry_refuse(DRY_NOT_REGISTERED, "cudaHostUnregister: %p was not registered", pointer);
+        /* Measured: the first code where CUDA knows the memory, but not like this. */
+        return dry_refuse(range ? CUDA_ERROR_INVALID_VALUE : DRY_NOT_REGISTERED, "cudaHostUnregister: nothing was registered at %p",
+                          pointer);
     }
     dry_remove_range(range);
     return CUDA_SUCCESS;

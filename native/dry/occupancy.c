@@ -25,10 +25,7 @@ static unsigned block_registers(const struct dry_code *code, unsigned threads) {
 
 unsigned dry_most_threads(const struct dry_code *code, const struct dry_gpu *gpu) {
     unsigned most = 1024;
-    if (code->required.x) {
-        return code->required.x * code->required.y * code->required.z;
-    }
-    if (code->max_threads) {
+    if (code->max_threads && !code->required.x) {
         most = code->max_threads < most ? code->max_threads : most;
     }
     while (code->registers_known && most > WARP && block_registers(code, most) > (unsigned)gpu->registers_per_block) {
@@ -37,17 +34,18 @@ unsigned dry_most_threads(const struct dry_code *code, const struct dry_gpu *gpu
     return most;
 }
 
-int dry_occupancy(const struct dry_kernel *kernel, int device, unsigned threads, size_t dynamic) {
+int dry_occupancy(const struct dry_kernel *kernel, int device, unsigned threads, size_t dynamic, bool count_estimate) {
     const struct dry_gpu *gpu = &dry.gpu[device];
     const struct dry_code *code = kernel->on[device].code;
     unsigned warps = (threads + WARP - 1) / WARP;
-    if (warps == 0 || threads > dry_most_threads(code, gpu) || dynamic > kernel->on[device].max_dynamic_shared) {
+    /* Measured: the kernel's own bound does not count here. */
+    if (warps == 0 || threads > 1024 || dynamic > kernel->on[device].max_dynamic_shared) {
         return 0;
     }
     unsigned most = (unsigned)gpu->blocks_per_processor, fit = (unsigned)gpu->threads_per_processor / WARP / warps;
     most = fit < most ? fit : most;
 
-    if (code->registers) {
+    if (code->registers_known || count_estimate) {
         if (block_registers(code, threads) > (unsigned)gpu->registers_per_block) {
             return 0;
         }
@@ -77,6 +75,6 @@ int dry_occupancy_of(int *blocks, const void *function, int threads, size_t dyna
     if (code) {
         return code;
     }
-    *blocks = dry_occupancy(kernel, dry_thread.device, (unsigned)threads, dynamic);
+    *blocks = dry_occupancy(kernel, dry_thread.device, (unsigned)threads, dynamic, true);
     return CUDA_SUCCESS;
 }
