@@ -9,17 +9,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from isolate import case as cases_of
 from isolate.case import CHECKS, Check
 from isolate.errors import DeviceError, IsolateError
+from isolate.library.find import find_build
 from isolate.replay.supervisor import TIMEOUT, Supervisor
+from isolate.replay.target import device_libraries
 from isolate.replay.target import find as find_target
+from isolate.report import doctor as report_doctor
 from isolate.report import json as report_json
+from isolate.report import kernels as report_kernels
 from isolate.report import text as report_text
 from isolate.report.progress import watched
 from isolate.search import pin
+from isolate.trace import devices, gpus, launch
+from isolate.trace import kernels as kernel_table
 from isolate.trace.hooks import MODES
+from isolate.trace.ring import Ring
 from isolate.zoo import ZOO
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -82,15 +90,21 @@ def main() -> None:
 
 @main.command()
 @build_options
+@click.option(
+    "--save-gpu",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write this machine's GPU as a file for dry:FILE.",
+)
 @json_option
-def doctor(build: str | None, include: str | None, target: str, json_path: str | None) -> None:
+def doctor(build: str | None, include: str | None, target: str, save_gpu: Path | None, json_path: str | None) -> None:
     """Can this build be driven, and what has it got?"""
-    from isolate.report import doctor as report_doctor
-    from isolate.trace.devices import gpus
-
+    if save_gpu:
+        gpus.save(devices.first_gpu(), save_gpu)
     with Supervisor(build, include, find_target(target, build, include)) as supervisor:
         found = supervisor.describe()
-    found["gpus"], found["driver"] = gpus()
+    here, found["driver"] = devices.gpus()
+    found["gpus"] = msgspec.to_builtins(here)
     if json_path != "-":
         click.echo(report_doctor.text(found))
     if json_path:
@@ -204,3 +218,45 @@ def model(
     with Supervisor(build, include, find_target(target, build, include)) as supervisor:
         made = supervisor.make_model(name, quantization.upper(), seed, path)
     click.echo(f"{made['path']}: {made['bytes']} bytes")
+
+
+@main.command()
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="Only this step of the case.")
+@click.option("--kernel", metavar="TEXT", help="Only launches of kernels with this in their name.")
+@click.option("--stream", metavar="ADDRESS", type=lambda text: int(text, 0), help="Only this stream.")
+@click.option("--counts", is_flag=True, help="How often each kernel and call was made, and the host's time in it.")
+@click.option("--chrome", metavar="FILE", help="Write the trace for Perfetto (Chrome's trace JSON).")
+def trace(
+    file: Path, step: int | None, kernel: str | None, stream: int | None, counts: bool, chrome: str | None
+) -> None:
+    """Look inside a trace that `isolate run --trace FILE` kept."""
+    with Ring(file) as ring:
+        records = list(launch.select(ring.records(), step, kernel, stream))
+    if chrome:
+        report_json.write(launch.chrome_trace(records), chrome)
+    elif counts:
+        for count in launch.counts(records):
+            click.echo(
+                f"{count.calls:>8} calls  {count.failed:>4} failed  {count.host_ns / 1e6:>10.3f} ms  {count.name}"
+            )
+    else:
+        for record in records:
+            click.echo(launch.line(record))
+
+
+@main.command()
+@click.argument("folder", metavar="DIR", required=False)
+@click.option("--gpu", metavar="NAME", help="Show the code this GPU would run, and the kernels that have none for it.")
+@click.option("--kernel", metavar="TEXT", help="Only kernels with this in their name.")
+@json_option
+def kernels(folder: str | None, gpu: str | None, kernel: str | None, json_path: str | None) -> None:
+    """What each kernel of a build allows, read from its fat binaries."""
+    device = gpus.find(gpu) if gpu else None
+    tables = [kernel_table.read(path) for path in device_libraries(find_build(folder))]
+    found = list(report_kernels.chosen(tables, kernel))
+    if json_path:
+        report_json.write(report_kernels.data(found, device), json_path)
+    if json_path != "-":
+        for line in report_kernels.text(found, device):
+            click.echo(line)

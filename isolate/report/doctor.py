@@ -42,8 +42,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     yield from _entry("hooks", found["hooks"])
     yield from _entry("GPUs", found["driver"])
     for gpu in found["gpus"]:
-        size = f"{gpu['memory_bytes'] / 2**30:.0f} GiB"
-        yield from _entry("", f"{gpu['name']}, compute capability {gpu['compute_capability']}, {size}")
+        capability = f"compute capability {gpu['capability'] // 10}.{gpu['capability'] % 10}"
+        yield from _entry("", f"{gpu['name']}, {capability}, {gpu['memory_mib'] / 1024:.0f} GiB")
     yield from _entry("verdict", "this build can be driven")
 
 
