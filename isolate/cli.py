@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 import msgspec
+from rich.console import Console
 
 from isolate import case as cases_of
 from isolate.case import CHECKS, Check
@@ -21,9 +22,11 @@ from isolate.replay.target import find as find_target
 from isolate.report import doctor as report_doctor
 from isolate.report import json as report_json
 from isolate.report import kernels as report_kernels
+from isolate.report import matrix as report_matrix
 from isolate.report import text as report_text
 from isolate.report.progress import watched
 from isolate.search import pin
+from isolate.serve.matrix import on_gpus
 from isolate.trace import devices, gpus, launch
 from isolate.trace import kernels as kernel_table
 from isolate.trace.hooks import MODES
@@ -260,3 +263,32 @@ def kernels(folder: str | None, gpu: str | None, kernel: str | None, json_path: 
     if json_path != "-":
         for line in report_kernels.text(found, device):
             click.echo(line)
+
+
+@main.command()
+@click.argument("cases", nargs=-1, required=True, metavar="CASE...", type=click.Path(path_type=Path))
+@click.option("--build", envvar="ISOLATE_BUILD", metavar="DIR", help="Folder with a libllama made for CUDA.")
+@click.option("--include", metavar="DIR", help="Folder of the llama.h that the build was made from.")
+@click.option("--gpus", "chosen", default="all", show_default=True, metavar="all|NAME,...", help="Simulated GPUs.")
+@click.option(
+    "--jobs", default=2, show_default=True, metavar="N", type=click.IntRange(1, 256), help="Children at once."
+)
+@json_option
+def matrix(
+    cases: tuple[Path, ...], build: str | None, include: str | None, chosen: str, jobs: int, json_path: str | None
+) -> None:
+    """Which cases fail on which GPU: each case on each simulated GPU of the catalogue."""
+    names = gpus.names() if chosen == "all" else [name.strip() for name in chosen.split(",")]
+    switches = {"--build": build, "--include": include}
+    rows = [(path.stem, pin.Job(cases_of.read(path), path.parent, replay_line(path, switches, ()))) for path in cases]
+    settings = pin.Settings(find_target("cpu"), build, include)
+    labels = [f"{row} on {gpu}" for row, _ in rows for gpu in names]
+    cells = list(watched(on_gpus(rows, names, settings, jobs), labels))
+    if json_path != "-":
+        Console(width=None if sys.stdout.isatty() else 200).print(report_matrix.table(cells))
+        for cell in cells:
+            if isinstance(cell.result, str):
+                click.echo(f"not run: {cell.row} on {cell.column}: {cell.result}")
+    if json_path:
+        report_json.write(report_matrix.data(cells), json_path)
+    sys.exit(1 if any(isinstance(cell.result, pin.Result) and cell.result.findings for cell in cells) else 0)

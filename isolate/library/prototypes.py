@@ -160,6 +160,7 @@ ggml_backend_load_all_from_path       v s
 ggml_backend_reg_count                z
 ggml_backend_reg_get                  p z
 ggml_backend_reg_name                 s p
+ggml_backend_dev_backend_reg          p p
 ggml_backend_dev_count                z
 ggml_backend_dev_get                  p z
 ggml_backend_dev_name                 s p

@@ -34,8 +34,6 @@ from isolate.trace.record import Kind
 from isolate.trace.ring import Ring, Writer
 
 PR_SET_PDEATHSIG = 1
-#: GGML_BACKEND_DEVICE_TYPE_GPU (ggml-backend.h).
-GPU = 1
 
 
 class Setup(msgspec.Struct):
@@ -80,8 +78,11 @@ class Worker:
             why_not_either = hooks.attach_cupti(self.setup.modes)
             if why_not_either:
                 raise DeviceError(f"launches cannot be seen in this build: {why_not}; {why_not_either}")
-        devices = [self.library.ggml_backend_dev_get(index) for index in range(self.library.ggml_backend_dev_count())]
-        if not any(self.library.ggml_backend_dev_type(device) == GPU for device in devices):
+        call = self.library
+        devices = [call.ggml_backend_dev_get(index) for index in range(call.ggml_backend_dev_count())]
+        if not any(
+            call.ggml_backend_reg_name(call.ggml_backend_dev_backend_reg(device)) == b"CUDA" for device in devices
+        ):
             raise DeviceError("the build's CUDA backend finds no GPU here (see `isolate doctor`); try --target dry:GPU")
 
     def hooks_in_words(self) -> str:

@@ -91,6 +91,10 @@ def pin(children: Supervisor, job: Job, settings: Settings) -> Result:
     findings = []
     for faults in seen.values():
         fault = deepen(job, settings, faults[0]) if settings.deep else faults[0]
+        if not settings.target.computes and fault.kind != "cuda":
+            fault = _said(
+                fault, "device memory reads as zeros here: host code that looks at a result may fail for that alone"
+            )
         findings.append(Finding(job.case.as_json(), fault, len(faults), settings.repeat, job.replay))
     notes = (*target_notes(settings.target, {*job.case.check, *settings.check}), *outcome.notes)
     return Result(tuple(findings), settings.repeat, outcome.steps, outcome.seconds, notes)
