@@ -42,6 +42,9 @@ static int check_side(const struct dry_copy *copy, uintptr_t address, size_t pit
 
 void dry_do_copy(const struct dry_copy *copy) {
     enum side to = side_of(dry_range_of((uintptr_t)copy->destination)), from = side_of(dry_range_of((uintptr_t)copy->source));
+    if (to != DEVICE && from == DEVICE && dry_read_sort(copy)) {
+        return;
+    }
     for (size_t row = 0; row < copy->height && to != DEVICE; row++) {
         char *destination = (char *)copy->destination + row * copy->destination_pitch;
         if (from == DEVICE) {

@@ -607,27 +607,24 @@ DRY_API int cudaGraphLaunch(void *executable, void *stream) {
 
 DRY_API int cudaLaunchKernel(const void *function, struct cuda_dim grid, struct cuda_dim block, void **arguments, size_t shared,
                              void *stream) {
-    (void)arguments;
-    RUN(dry_launch(function, &(struct dry_launch){.grid = grid, .block = block, .shared = shared}, stream));
+    RUN(dry_launch(function, &(struct dry_launch){.arguments = arguments, .grid = grid, .block = block, .shared = shared}, stream));
 }
 
 DRY_API int __cudaLaunchKernel(const void *kernel, struct cuda_dim grid, struct cuda_dim block, void **arguments, size_t shared,
                                void *stream) {
-    (void)arguments;
-    RUN(dry_launch(kernel, &(struct dry_launch){.grid = grid, .block = block, .shared = shared}, stream));
+    RUN(dry_launch(kernel, &(struct dry_launch){.arguments = arguments, .grid = grid, .block = block, .shared = shared}, stream));
 }
 
 DRY_API int cudaLaunchCooperativeKernel(const void *function, struct cuda_dim grid, struct cuda_dim block, void **arguments,
                                         size_t shared, void *stream) {
-    (void)arguments;
-    RUN(dry_launch(function, &(struct dry_launch){.grid = grid, .block = block, .shared = shared, .cooperative = true}, stream));
+    RUN(dry_launch(function, &(struct dry_launch){.arguments = arguments, .grid = grid, .block = block, .shared = shared, .cooperative = true}, stream));
 }
 
-static int configured_launch(const struct cuda_launch_configuration *asked, const void *function) {
+static int configured_launch(const struct cuda_launch_configuration *asked, const void *function, void **arguments) {
     if (!asked) {
         return dry_refuse(CUDA_ERROR_INVALID_VALUE, "cudaLaunchKernelExC: no configuration");
     }
-    struct dry_launch launch = {.grid = asked->grid, .block = asked->block, .shared = asked->shared};
+    struct dry_launch launch = {.arguments = arguments, .grid = asked->grid, .block = asked->block, .shared = asked->shared};
     for (unsigned i = 0; i < asked->attribute_count; i++) {
         if (asked->attributes[i].id == CUDA_LAUNCH_CLUSTER_DIMENSION) {
             launch.cluster = asked->attributes[i].value.cluster;
@@ -641,8 +638,7 @@ static int configured_launch(const struct cuda_launch_configuration *asked, cons
 }
 
 DRY_API int cudaLaunchKernelExC(const struct cuda_launch_configuration *asked, const void *function, void **arguments) {
-    (void)arguments;
-    RUN(configured_launch(asked, function));
+    RUN(configured_launch(asked, function, arguments));
 }
 
 DRY_API int cudaFuncGetAttributes(struct cuda_function_attributes *attributes, const void *function) {

@@ -1,15 +1,18 @@
 /* libcuda.so.1: the calls of the CUDA driver that ggml-cuda imports, for the memory pool above all. */
 #include "dry.h"
 
+/* Measured: before cuInit or the first call of the runtime nothing works. */
 #define RUN_DRIVER(call)                                                                                        \
     do {                                                                                                        \
         int code_ = dry_enter();                                                                                \
-        return dry_leave_quietly(code_ ? code_ : (call));                                                       \
+        return dry_leave_quietly(code_ ? code_ : !dry_initialized ? DRY_NOT_INITIALIZED : (call));              \
     } while (0)
 
 DRY_API int cuInit(unsigned flags) {
     (void)flags;
-    RUN_DRIVER(dry.devices ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE);
+    dry_enter();
+    dry_initialized = dry.devices > 0;
+    return dry_leave_quietly(dry_initialized ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE);
 }
 
 DRY_API int cuDriverGetVersion(int *version) {

@@ -23,6 +23,7 @@
 
 /* More of `enum cuda_error`: what only a simulated device has to know. */
 enum dry_error {
+    DRY_NOT_INITIALIZED = 3,
     DRY_INVALID_SYMBOL = 13,
     DRY_PEER_UNSUPPORTED = 217,
     DRY_ILLEGAL_STATE = 401,
@@ -72,6 +73,8 @@ struct dry_configuration {
 };
 
 extern struct dry_configuration dry;
+/* A call of the runtime, or cuInit, was made. */
+extern bool dry_initialized;
 /* Reads the configuration that ISOLATE_DRY names, once. No devices where there is none. */
 void dry_configured(void);
 /* NULL: the table does not have this kernel. */
@@ -186,6 +189,7 @@ struct dry_stream {
 
 struct dry_launch {
     struct dry_kernel *kernel;
+    void **arguments; /* until the call returns */
     struct cuda_dim grid, block, cluster;
     size_t shared;
     bool cooperative;
@@ -197,7 +201,6 @@ struct dry_node {
     enum dry_node_kind kind;
     int *after; /* numbers of the nodes it comes after */
     size_t after_count;
-    struct dry_launch launch;
     struct dry_copy copy;
     void (*host)(void *);
     void *data;
@@ -294,6 +297,12 @@ unsigned dry_most_threads(const struct dry_code *code, const struct dry_gpu *gpu
 /* Blocks that fit on one multiprocessor. `count_estimate`: also where the registers are not known for certain. */
 int dry_occupancy(const struct dry_kernel *kernel, int device, unsigned threads, size_t dynamic, bool count_estimate);
 int dry_occupancy_of(int *blocks, const void *function, int threads, size_t dynamic);
+
+/* ---- what the host reads of results (experts.c) */
+
+void dry_note_sort(const struct dry_launch *launch);
+/* Fills the destination, if the source is where indices were sorted to. */
+bool dry_read_sort(const struct dry_copy *copy);
 
 /* ---- virtual memory (virtual.c) */
 

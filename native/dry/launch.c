@@ -159,8 +159,12 @@ int dry_launch(const void *function, const struct dry_launch *asked, void *handl
         dry_invalidate(stream->capture);
         return code;
     }
-    code = dry_into_graph(stream, &(struct dry_node){.kind = DRY_NODE_KERNEL, .launch = launch}, launch.kernel->name);
-    return code == DRY_NOT_CAPTURING ? CUDA_SUCCESS : code;
+    code = dry_into_graph(stream, &(struct dry_node){.kind = DRY_NODE_KERNEL}, launch.kernel->name);
+    if (code != DRY_NOT_CAPTURING) {
+        return code;
+    }
+    dry_note_sort(&launch);
+    return CUDA_SUCCESS;
 }
 
 int dry_function_attributes(struct cuda_function_attributes *attributes, const void *function) {
