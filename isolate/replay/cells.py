@@ -44,12 +44,25 @@ def read(data: bytes, caches: int, recurrent: bool) -> State | None:
         cursor = _Cursor(data, header)
         try:
             found = tuple(_cache(cursor, extra, values) for _ in range(caches))
+            rest = data[cursor.at :]
+            if recurrent:
+                _check_recurrent(_Cursor(rest, 0))
+            elif rest:
+                continue
         except (struct.error, ValueError):
             continue
-        rest = data[cursor.at :]
-        if bool(rest) == recurrent:
-            return State(found, rest)
+        return State(found, rest)
     return None
+
+
+def _check_recurrent(cursor: _Cursor) -> None:
+    """ValueError where what follows is no recurrent state of one slot."""
+    cells = cursor.number("I")
+    if cells == 1:
+        cursor.number("i")
+    if cells > 1 or (cells == 1 and cursor.number("I") != 0) or cursor.number("I") != 0:
+        raise ValueError("no recurrent state")
+    cursor.count()
 
 
 class _Cursor:
@@ -88,10 +101,11 @@ def _cache(cursor: _Cursor, extra: int, values: bool) -> tuple[tuple[int, ...], 
         places = []
         for _ in range(cells):
             places.append(cursor.number("i"))
-            slots = cursor.count()
+            if cursor.number("I") != 1:
+                raise ValueError("cells of one slot belong to one")
             rows.append(cursor.array(extra).tobytes())
             # the slot's own number is not part of what it holds
-            cursor.array(4 * slots)
+            cursor.array(4)
         order = np.argsort(places, kind="stable")
         rows[-cells:] = [rows[len(rows) - cells + index] for index in order]
         positions += sorted(places)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,10 +106,16 @@ class Judge:
             assert model is not None
             context = Single(library, model, self.engine.settings, self.room)
             try:
-                self.known.noise = measure(context, self.room, self.relative)
+                self.known.noise = measure(context, self.room, self.relative, self._exact(model))
             finally:
                 context.close()
         return self.known.noise
+
+    def _exact(self, model: int) -> bool:
+        """The weights are floating point numbers, by what the library calls them."""
+        name = ctypes.create_string_buffer(256)
+        self.engine.library.llama_model_desc(model, name, len(name))
+        return name.value.removesuffix(b" (guessed)").endswith((b"F32", b"F16"))
 
     def _difference(self, number: int, slot: Slot, beyond: dict[int, float], noise: Noise, level: float) -> Difference:
         position = max(beyond, key=lambda at: beyond[at])

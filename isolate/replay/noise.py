@@ -50,9 +50,8 @@ class Noise:
         A sum of other shape was seen up to 20 times beyond the worst of the sample, a rounding that tips over up to half
         of what nudging does.
         """
-        nudged = max(self.nudged, self.moved) if moved else self.nudged
-        limit = max(3 * nudged, min(100 * self.shape, 30 * nudged)) if nudged else 100 * self.shape
-        return min(limit, self.signal / 30)
+        level = self.level(moved)
+        return min(max(3 * level, min(100 * self.shape, 30 * level)), self.signal / 30)
 
 
 def distance(right: Logits, row: Logits) -> float:
@@ -63,8 +62,13 @@ def distance(right: Logits, row: Logits) -> float:
     return found if np.isfinite(found) else float(np.finfo(np.float64).max)
 
 
-def measure(context: Single, room: int, relative: bool) -> Noise:
-    """Measure in an empty context that has `room` positions; `relative`: the model knows only distances of positions."""
+def measure(context: Single, room: int, relative: bool, exact: bool) -> Noise:
+    """Measure in an empty context that has `room` positions.
+
+    `relative`: the model knows only distances of positions, so that nudging leaves its logits. `exact`: its weights are
+    floating point numbers. Else activations are rounded to 8 bits, which may not tip over in a sample of any size; models of
+    the zoo then differ by a thousandth of the signal.
+    """
     length = min(_PREFIX + _AFTER, room)
     prefix = length * _PREFIX // (_PREFIX + _AFTER)
     shape, nudged, moved, signal = _LEAST, 0.0, 0.0, float("inf")
@@ -80,6 +84,11 @@ def measure(context: Single, room: int, relative: bool) -> Noise:
         swapped = [*_tokens(context, 2 * stream + 1, prefix), *tokens[prefix:]]
         signal = min(signal, *map(distance, right[prefix:], _rows(context, swapped, [length], 0)[prefix:]))
     context.forget()
+    if not relative:
+        # no nudge tells how far the sample is from the worst
+        nudged = 3 * shape
+    if not exact:
+        nudged = max(nudged, signal / 1000)
     return Noise(shape, nudged, moved, signal)
 
 
