@@ -62,20 +62,13 @@ ISOLATE_API void __cudaRegisterFunction(void **binary, const char *host, char *d
     }
 }
 
-/* nvcc 13 launches by this handle. */
-ISOLATE_API int __cudaGetKernel(void **kernel, const void *host) {
-    static struct isolate_hook hook = {{"__cudaGetKernel", 0}, NULL, ISOLATE_QUERY, QUIET};
-    int (*real)(void **, const void *) = isolate_real(&hook);
-    if (isolate_this.inside) {
-        return real(kernel, host);
-    }
-    struct isolate_call call;
-    isolate_enter(&call, &hook);
+static void named(void *const *kernel, const void *host, int code) {
     struct isolate_name *name = isolate_function(host);
-    call.record.name = name ? isolate_name_offset(name) : 0;
-    int code = isolate_before(&call) ? real(kernel, host) : call.answer;
     if (!code && name) {
         isolate_name_function(*kernel, name->text);
     }
-    return isolate_after(&call, code);
 }
+
+/* nvcc 13 launches by this handle. */
+HOOK(__cudaGetKernel, (void **kernel, const void *host), (kernel, host), ISOLATE_QUERY, 0, NOTHING,
+     named(kernel, host, code))

@@ -198,9 +198,7 @@ bool isolate_before(struct isolate_call *call) {
         pthread_mutex_lock(&one_at_a_time);
         call->locked = true;
     }
-    if (!(flags & QUIET)) {
-        call->number = isolate_begin(record);
-    }
+    call->number = isolate_begin(record);
     if (call->locked && mode & ISOLATE_MODE_WINDOW && record->kind == ISOLATE_LAUNCH
         && record->launch == atomic_load(&window_first)) {
         /* What broke before the window must not be laid at its first launch. */
@@ -240,9 +238,6 @@ int isolate_after(struct isolate_call *call, int code) {
     bool stale = record->before > 0 && record->before != isolate_this.known;
     bool left_behind = record->after > 0 && record->after != record->before;
     bool failed = code || record->sync > 0 || left_behind || stale;
-    if (failed && call->hook->flags & QUIET) {
-        call->number = isolate_begin(record);
-    }
     isolate_end(call->number, record);
     if (failed) {
         isolate_explain(record, true);

@@ -9,8 +9,7 @@
 
 enum isolate_hook_flag {
     CHECKED = 1, /* cudaPeekAtLastError before and after: the call can fail without saying so */
-    QUEUES = 2,  /* gives the device work: synchronized after it in the modes that do that */
-    QUIET = 4    /* called all the time and cannot hang: a record only where it fails */
+    QUEUES = 2   /* gives the device work: synchronized after it in the modes that do that */
 };
 
 struct isolate_hook {
@@ -85,6 +84,22 @@ void isolate_poison(void *pointer, size_t bytes);
 int isolate_peek(void);
 /* Reads what explains a failed call into the trace; leaves the last error as it was. ask: CUDA may be called now. */
 void isolate_explain(const struct isolate_record *record, bool ask);
+
+/* Makes a hook of a call that is made all the time and cannot hang: a record only where it fails, no injected faults. */
+#define QUIET_HOOK(name_, parameters, arguments, kind_, before)                                                 \
+    ISOLATE_API int name_ parameters {                                                                          \
+        static struct isolate_hook hook = {{#name_, 0}, NULL, kind_, 0};                                        \
+        int (*real) parameters = isolate_real(&hook);                                                           \
+        int code = real arguments;                                                                              \
+        if (code && code != CUDA_ERROR_NOT_READY && !isolate_this.inside) {                                     \
+            struct isolate_call call;                                                                           \
+            isolate_enter(&call, &hook);                                                                        \
+            before;                                                                                             \
+            call.number = isolate_begin(&call.record);                                                          \
+            isolate_after(&call, code);                                                                         \
+        }                                                                                                       \
+        return code;                                                                                            \
+    }
 
 /* Makes one hook. `invoke` is what to do instead of calling `real` with `arguments`; `before` and `after` are expressions
  * that may use `call`, and `after` also `code`. */

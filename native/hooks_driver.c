@@ -30,9 +30,8 @@ static void poison_mapped(uint64_t pointer, size_t bytes, int code) {
     }
 }
 
-HOOK(cuDeviceGet, (int *device, int ordinal), (device, ordinal), ISOLATE_QUERY, QUIET, asked(&call, ordinal, 0),
-     NOTHING)
-HOOK(cuDeviceGetAttribute, (int *value, int attribute, int device), (value, attribute, device), ISOLATE_QUERY, QUIET,
+QUIET_HOOK(cuDeviceGet, (int *device, int ordinal), (device, ordinal), ISOLATE_QUERY, asked(&call, ordinal, 0))
+HOOK(cuDeviceGetAttribute, (int *value, int attribute, int device), (value, attribute, device), ISOLATE_QUERY, 0,
      asked(&call, attribute, device), hide_virtual_memory(value, attribute, code))
 HOOK(cuMemGetAllocationGranularity, (size_t *bytes, const void *properties, int option), (bytes, properties, option),
      ISOLATE_QUERY, 0, NOTHING, NOTHING)

@@ -60,16 +60,16 @@ HOOK(cudaLaunchCooperativeKernel,
      (function, grid, block, values, shared, stream), ISOLATE_LAUNCH, CHECKED | QUEUES,
      isolate_launched(&call, function, grid, block, shared, stream), NOTHING)
 
-HOOK(cudaFuncGetAttributes, (void *attributes, const void *function), (attributes, function), ISOLATE_QUERY, QUIET,
-     about(&call, function, 0, 0), NOTHING)
+QUIET_HOOK(cudaFuncGetAttributes, (void *attributes, const void *function), (attributes, function), ISOLATE_QUERY,
+           about(&call, function, 0, 0))
 
 HOOK(cudaFuncSetAttribute, (const void *function, int attribute, int value), (function, attribute, value),
      ISOLATE_QUERY, 0, about(&call, function, (uint64_t)attribute, (uint64_t)value), NOTHING)
 
-HOOK(cudaOccupancyMaxActiveBlocksPerMultiprocessor, (int *blocks, const void *function, int size, size_t shared),
-     (blocks, function, size, shared), ISOLATE_QUERY, QUIET, about(&call, function, (uint64_t)size, shared), NOTHING)
+QUIET_HOOK(cudaOccupancyMaxActiveBlocksPerMultiprocessor,
+           (int *blocks, const void *function, int size, size_t shared), (blocks, function, size, shared),
+           ISOLATE_QUERY, about(&call, function, (uint64_t)size, shared))
 
-HOOK(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
-     (int *blocks, const void *function, int size, size_t shared, unsigned flags),
-     (blocks, function, size, shared, flags), ISOLATE_QUERY, QUIET, about(&call, function, (uint64_t)size, shared),
-     NOTHING)
+QUIET_HOOK(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
+           (int *blocks, const void *function, int size, size_t shared, unsigned flags),
+           (blocks, function, size, shared, flags), ISOLATE_QUERY, about(&call, function, (uint64_t)size, shared))

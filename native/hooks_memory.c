@@ -106,4 +106,4 @@ HOOK(cudaHostGetDevicePointer, (void **device, void *host, unsigned flags), (dev
 HOOK(cudaMemAdvise, (const void *pointer, size_t bytes, int advice, uint64_t location),
      (pointer, bytes, advice, location), ISOLATE_MEMORY, 0, copied(&call, pointer, NULL, bytes, -1, NULL), NOTHING)
 
-HOOK(cudaMemGetInfo, (size_t *free_bytes, size_t *bytes), (free_bytes, bytes), ISOLATE_QUERY, QUIET, NOTHING, NOTHING)
+QUIET_HOOK(cudaMemGetInfo, (size_t *free_bytes, size_t *bytes), (free_bytes, bytes), ISOLATE_QUERY, NOTHING)

@@ -99,7 +99,7 @@ HOOK(cudaStreamCreateWithPriority, (void **stream, unsigned flags, int priority)
 HOOK(cudaStreamDestroy, (void *stream), (stream), ISOLATE_STREAM, 0, on(&call, stream, NULL), NOTHING)
 HOOK(cudaStreamWaitEvent, (void *stream, void *event, unsigned flags), (stream, event, flags), ISOLATE_STREAM, 0,
      on(&call, stream, event), NOTHING)
-HOOK(cudaStreamQuery, (void *stream), (stream), ISOLATE_STREAM, QUIET, on(&call, stream, NULL), NOTHING)
+QUIET_HOOK(cudaStreamQuery, (void *stream), (stream), ISOLATE_STREAM, on(&call, stream, NULL))
 HOOK(cudaLaunchHostFunc, (void *stream, void *function, void *data), (stream, function, data), ISOLATE_STREAM, 0,
      on(&call, stream, function), NOTHING)
 
@@ -111,16 +111,16 @@ HOOK(cudaEventRecord, (void *event, void *stream), (event, stream), ISOLATE_STRE
      NOTHING)
 HOOK(cudaEventRecordWithFlags, (void *event, void *stream, unsigned flags), (event, stream, flags), ISOLATE_STREAM, 0,
      on(&call, stream, event), NOTHING)
-HOOK(cudaEventQuery, (void *event), (event), ISOLATE_STREAM, QUIET, on(&call, NULL, event), NOTHING)
-HOOK(cudaEventElapsedTime, (float *milliseconds, void *start, void *end), (milliseconds, start, end), ISOLATE_STREAM,
-     QUIET, on(&call, NULL, end), NOTHING)
+QUIET_HOOK(cudaEventQuery, (void *event), (event), ISOLATE_STREAM, on(&call, NULL, event))
+QUIET_HOOK(cudaEventElapsedTime, (float *milliseconds, void *start, void *end), (milliseconds, start, end),
+           ISOLATE_STREAM, on(&call, NULL, end))
 
 HOOK(cudaEventSynchronize, (void *event), (event), ISOLATE_SYNC, 0, on(&call, NULL, event), NOTHING)
 HOOK(cudaStreamSynchronize, (void *stream), (stream), ISOLATE_SYNC, 0, on(&call, stream, NULL), NOTHING)
 HOOK(cudaDeviceSynchronize, (void), (), ISOLATE_SYNC, 0, NOTHING, NOTHING)
 
-HOOK(cudaStreamIsCapturing, (void *stream, int *status), (stream, status), ISOLATE_GRAPH, QUIET,
-     on(&call, stream, NULL), NOTHING)
+QUIET_HOOK(cudaStreamIsCapturing, (void *stream, int *status), (stream, status), ISOLATE_GRAPH,
+           on(&call, stream, NULL))
 HOOK(cudaStreamBeginCapture, (void *stream, int mode), (stream, mode), ISOLATE_GRAPH, CHECKED, on(&call, stream, NULL),
      capture_begins(stream, mode, code))
 HOOK(cudaStreamEndCapture, (void *stream, void **graph), (stream, graph), ISOLATE_GRAPH, CHECKED,
@@ -136,10 +136,10 @@ HOOK(cudaGraphLaunch, (void *executable, void *stream), (executable, stream), IS
 HOOK(cudaGraphDestroy, (void *graph), (graph), ISOLATE_GRAPH, 0, on(&call, NULL, graph), NOTHING)
 HOOK(cudaGraphExecDestroy, (void *executable), (executable), ISOLATE_GRAPH, 0, on(&call, NULL, executable), NOTHING)
 /* llama.cpp before 2025-05 edited the nodes of a graph. */
-HOOK(cudaGraphGetNodes, (void *graph, void **nodes, size_t *count), (graph, nodes, count), ISOLATE_GRAPH, QUIET,
-     on(&call, NULL, graph), NOTHING)
-HOOK(cudaGraphNodeGetType, (void *node, int *type), (node, type), ISOLATE_GRAPH, QUIET, on(&call, NULL, node), NOTHING)
-HOOK(cudaGraphKernelNodeGetParams, (void *node, void *values), (node, values), ISOLATE_GRAPH, QUIET,
-     on(&call, NULL, node), NOTHING)
-HOOK(cudaGraphKernelNodeSetParams, (void *node, const void *values), (node, values), ISOLATE_GRAPH, QUIET,
-     on(&call, NULL, node), NOTHING)
+QUIET_HOOK(cudaGraphGetNodes, (void *graph, void **nodes, size_t *count), (graph, nodes, count), ISOLATE_GRAPH,
+           on(&call, NULL, graph))
+QUIET_HOOK(cudaGraphNodeGetType, (void *node, int *type), (node, type), ISOLATE_GRAPH, on(&call, NULL, node))
+QUIET_HOOK(cudaGraphKernelNodeGetParams, (void *node, void *values), (node, values), ISOLATE_GRAPH,
+           on(&call, NULL, node))
+QUIET_HOOK(cudaGraphKernelNodeSetParams, (void *node, const void *values), (node, values), ISOLATE_GRAPH,
+           on(&call, NULL, node))

@@ -141,7 +141,6 @@ ISOLATE_API void isolate_trace_restart(void) {
     for (size_t i = 0; i < ISOLATE_FAILURES; i++) {
         atomic_store(&header->failures[i].record.number, 0);
     }
-    atomic_fetch_add(&header->progress, 1);
 }
 
 static uint64_t hash(const char *text, size_t length) {
@@ -240,7 +239,6 @@ uint64_t isolate_begin(struct isolate_record *record) {
         atomic_fetch_add_explicit(&header->lost, 1, memory_order_relaxed);
         number = ISOLATE_NO_RECORD;
     }
-    atomic_fetch_add_explicit(&header->progress, 1, memory_order_relaxed);
     return number;
 }
 
@@ -251,7 +249,7 @@ void isolate_end(uint64_t number, struct isolate_record *record) {
     }
     record->end_ns = isolate_clock();
     record->done = 1;
-    atomic_fetch_add_explicit(&header->progress, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&header->ended, 1, memory_order_relaxed);
     if (number == ISOLATE_NO_RECORD) {
         return;
     }

@@ -136,7 +136,7 @@ struct isolate_header {
     _Atomic uint64_t launches;   /* launches ever begun */
     _Atomic uint64_t strings_used;
     _Atomic int64_t step;        /* the step in flight, -1 before the first */
-    _Atomic uint64_t progress;   /* changes whenever anything begins or ends: the watchdog reads it */
+    _Atomic uint64_t ended;      /* records ever ended */
     _Atomic uint64_t lost;       /* records dropped because another thread was in their place */
     _Atomic uint64_t failed;     /* records that failed, ever */
     _Atomic uint32_t aborted;    /* 1 once abort_text is complete */

@@ -35,7 +35,7 @@ CAPACITY = 1 << 16
 STRINGS_BYTES = 1 << 22
 
 _SIZES = struct.Struct("<8s5I")  # magic, version, header_bytes, record_bytes, capacity, strings_bytes
-_MODE, _NEXT, _LAUNCHES, _STRINGS_USED, _STEP, _PROGRESS, _LOST, _FAILED, _ABORTED = 28, 40, 48, 56, 64, 72, 80, 88, 96
+_MODE, _NEXT, _LAUNCHES, _STRINGS_USED, _STEP, _ENDED, _LOST, _FAILED, _ABORTED = 28, 40, 48, 56, 64, 72, 80, 88, 96
 _ABORT_THREAD, _ABORT_RECORD, _FIRST, _STEP_KIND, _ROUTINE = 100, 104, 128, 136, 140
 _ABORT_TEXT, _ABORT_TEXT_BYTES = 144, 2048
 _FAILURES, _FAILURES_OFFSET = 32, 2192
@@ -158,7 +158,7 @@ class Ring:
     @property
     def progress(self) -> int:
         """Changes whenever a call begins or ends."""
-        return self._counter(_PROGRESS)
+        return self._counter(_NEXT) + self._counter(_ENDED)
 
     @property
     def launches(self) -> int:

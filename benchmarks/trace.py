@@ -1,0 +1,165 @@
+"""What seeing every launch costs: milliseconds a decode under each way of watching, CUDA graphs off.
+
+    python benchmarks/trace.py --build DIR [--target cuda]
+
+Two slots decode a token each, again and again, on the zoo's hybrid MoE in Q3_K. Every way has a child of its own; they
+take turns, so that a ratio is of runs next to each other. Medians; ways that this machine cannot do say why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from isolate import case as cases
+from isolate.replay.target import Target, child_environment, find
+
+ROUNDS = 7
+DECODES = 200
+WARM = 20
+
+#: Way -> what it is. The hooks' modes are named as in isolate.trace.hooks.
+WAYS = {
+    "untraced": "no hooks",
+    "check": "hooks: return codes, cudaPeekAtLastError",
+    "sync": "hooks, the stream synchronized after each launch",
+    "blocking": "no hooks, CUDA_LAUNCH_BLOCKING=1",
+    "fence": "hooks, each allocation ends at an unmapped page",
+    "cupti": "CUPTI's callbacks",
+    "cupti-sync": "CUPTI's callbacks, the stream synchronized after each launch",
+    "memcheck": "compute-sanitizer memcheck",
+}
+
+
+def two_slots() -> cases.Case:
+    """A short prompt in each of two slots, then one token a slot."""
+    prompts = [
+        {"slot": slot, "tokens": {"count": 16, "first": 13 * slot, "stride": 7, "modulo": 120}} for slot in (0, 1)
+    ]
+    steps: list[Any] = [{"step": "decode", "batch": prompts}]
+    steps += [
+        {"step": "decode", "batch": [{"slot": slot, "tokens": [i % 120]} for slot in (0, 1)]} for i in range(DECODES)
+    ]
+    context = {"n_seq_max": 2, "n_ctx": 1024, "type_k": "q8_0", "type_v": "q8_0", "flash_attn_type": "enabled"}
+    data = {"isolate": 1, "model": {"zoo": "qwen35moe", "type": "q3_k"}, "context": context, "steps": steps}
+    return cases.parse(json.dumps(data).encode(), "benchmark")
+
+
+class Silent:
+    """A writer that writes nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: 0
+
+
+def child(way: str, build: str, before: list[str]) -> None:
+    """For every line read, the median milliseconds of a decode, printed."""
+    from isolate.library.bind import Library
+    from isolate.library.find import find_build
+    from isolate.models import make
+    from isolate.replay.engine import Engine, Models
+    from isolate.replay.target import ALL_LAYERS
+    from isolate.trace.hooks import Hooks
+    from isolate.trace.ring import Writer
+
+    writer: Any = Silent()
+    hooked = way in ("check", "sync", "fence")
+    if hooked:
+        writer = Writer(f"/proc/self/fd/{os.memfd_create('trace')}")
+        Hooks(writer).set_modes([way] if way != "check" else [])
+    library = Library(find_build(build), [Path(path) for path in before])
+    library.llama_backend_init()
+    if way.startswith("cupti"):
+        writer = Writer(f"/proc/self/fd/{os.memfd_create('trace')}")  # after the build: no hook is in force
+        why_not = Hooks(writer).attach_cupti()
+        if why_not:
+            print(why_not, flush=True)
+            return
+        Hooks(writer).set_modes(["sync"] if way == "cupti-sync" else [])
+    models = Models(library, writer, ALL_LAYERS)
+    models.load(make(library, "qwen35moe", "Q3_K", 1))
+    case = two_slots()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        engine = Engine(library, writer, models, case)
+        engine.open()
+        times, start = [], time.perf_counter()
+        for _ in engine.steps():
+            now = time.perf_counter()
+            times.append(1000 * (now - start))
+            start = now
+        engine.close()
+        print(median(times[1 + WARM :]), flush=True)
+    os._exit(0)
+
+
+class Child:
+    """One way of watching, at work."""
+
+    def __init__(self, way: str, build: str, target: Target) -> None:
+        command = [sys.executable, __file__, "--child", way, "--build", build, "--before", *map(str, target.before)]
+        environment = {**child_environment(target), "GGML_CUDA_DISABLE_GRAPHS": "1"}
+        if way == "blocking":
+            environment["CUDA_LAUNCH_BLOCKING"] = "1"
+        self.why_not = ""
+        if way == "memcheck":
+            sanitizer = shutil.which("compute-sanitizer")
+            if sanitizer is None:
+                self.why_not = "compute-sanitizer is not installed"
+                return
+            command = [sanitizer, "--tool", "memcheck", "--log-file", os.devnull, *command]
+        self.process = subprocess.Popen(
+            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        answer = self._line()
+        if answer != "ready":
+            _, errors = self.process.communicate()
+            self.why_not = answer or (errors.strip().splitlines() or ["it died"])[-1]
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def measure(self) -> float:
+        """Milliseconds a decode."""
+        assert self.process.stdin is not None
+        print(file=self.process.stdin, flush=True)
+        return float(self._line())
+
+
+def main() -> None:
+    """Print the figures, a line each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", default=os.environ.get("ISOLATE_BUILD"), required="ISOLATE_BUILD" not in os.environ)
+    parser.add_argument("--target", default="cuda")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--before", nargs="*", default=[], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child, options.build, options.before)
+        return
+    target = find(options.target, options.build)
+    children = {way: Child(way, options.build, target) for way in WAYS}
+    times: dict[str, list[float]] = {way: [] for way, one in children.items() if not one.why_not}
+    for _ in range(ROUNDS):
+        for way, taken in times.items():
+            taken.append(children[way].measure())
+    print(f"{'':11}  ms a decode  over untraced")
+    for way, what in WAYS.items():
+        if way not in times:
+            print(f"{way:11}  {'-':>11}  {'-':>13}   {what}: {children[way].why_not}")
+            continue
+        ratio = median(one / other for one, other in zip(times[way], times["untraced"], strict=True))
+        print(f"{way:11}  {median(times[way]):11.3f}  {ratio:13.2f}   {what}")
+
+
+if __name__ == "__main__":
+    main()
