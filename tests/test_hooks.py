@@ -313,7 +313,7 @@ def test_one_thread_is_not_blamed_for_another_in_sync_mode(client: Client, tmp_p
 
 
 def test_what_a_build_imports_is_held_against_the_hooks(client: Client, tmp_path: Path) -> None:
-    printed = client.run(tmp_path / "trace", "current", "live")
+    printed = client.run(tmp_path / "trace", "device:0", "live")
     counts = dict(part.split("=") for part in printed[1].split())
     assert counts["libraries"] == "1"
     assert int(counts["hooked"]) > 20

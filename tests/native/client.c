@@ -28,7 +28,6 @@ int cudaGraphInstantiate(void **, void *, unsigned long long);
 int cudaGraphExecUpdate(void *, void *, void *);
 int cudaGraphLaunch(void *, void *);
 int cudaSetDevice(int);
-int cudaGetDevice(int *);
 int cudaGetLastError(void);
 int cudaPeekAtLastError(void);
 int cudaInventedCall(void);
@@ -125,7 +124,6 @@ static int perform(const char *call, long value, long second) {
     if (IS("vmm")) return cuDeviceGetAttribute(&number, CUDA_DEVICE_VIRTUAL_MEMORY, 0) ? -1 : number;
     if (IS("invented")) return cudaInventedCall();
     if (IS("text")) return !cudaGetErrorString((int)value);
-    if (IS("current")) return cudaGetDevice(&number) ? -1 : number;
     if (IS("turns")) return turns = value, 0;
     if (IS("threads")) return run_threads(value);
     if (IS("read")) return read_at(value);
