@@ -49,8 +49,10 @@ def launch_of(record: Record, failure: Failure | None = None) -> Launch | None:
         return None
     attributes: dict[str, int] = {}
     if failure is not None:
+        # No kernel has 0 registers: the dry device says so where it cannot know.
+        read = {name: value for name, value in failure.attributes.items() if value or name != "registers"}
         attributes = {
-            **failure.attributes,
+            **read,
             **{f"device_{name}": value for name, value in failure.limits.items()},
         }
     return Launch(
