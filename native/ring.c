@@ -138,6 +138,7 @@ ISOLATE_API void isolate_trace_restart(void) {
     atomic_store(&header->step, -1);
     atomic_store(&header->lost, 0);
     atomic_store(&header->failed, 0);
+    atomic_store(&header->aborted, 0);
     for (size_t i = 0; i < ISOLATE_FAILURES; i++) {
         atomic_store(&header->failures[i].record.number, 0);
     }

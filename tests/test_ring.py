@@ -26,6 +26,7 @@ import os, signal, sys
 from isolate.trace.ring import Writer
 writer = Writer(sys.argv[1], int(sys.argv[2]), 1 << 16)
 writer.step_end(writer.step_begin(-1, "load"))
+writer.library.isolate_on_abort(b"in an earlier case")
 writer.restart()
 for step in range(int(sys.argv[3])):
     number = writer.step_begin(step, f"kind-{step % 3}")
@@ -61,6 +62,7 @@ def test_what_a_dead_child_wrote_is_there(tmp_path: Path, number: signal.Signals
         assert all(record.end_ns >= record.begin_ns > 0 for record in records[:-1])
         assert trace.last(Kind.STEP) == records[-1]
         assert trace.last(Kind.NODE) is None
+        assert trace.abort_text == ""
 
 
 def test_an_anonymous_trace_is_read_while_nothing_and_after_something_was_written() -> None:
