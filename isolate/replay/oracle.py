@@ -19,6 +19,7 @@ from isolate.replay import cells
 from isolate.replay.engine import Engine, Kept, Result
 from isolate.replay.judge import NO_ROPE, Judge
 from isolate.replay.reference import Kind, Reference
+from isolate.zoo import ZOO
 
 #: LLAMA_STATE_SEQ_FLAGS_* of llama.h.
 _PARTIAL, _ON_DEVICE = 1, 2
@@ -71,9 +72,19 @@ class Oracle:
             return "none"
         if library.llama_model_is_recurrent(model):
             return "recurrent"
-        if library.has("llama_model_is_hybrid") and library.llama_model_is_hybrid(model):
+        if self._is_hybrid():
             return "hybrid"
         return "window" if self.reach > 0 else "attention"
+
+    def _is_hybrid(self) -> bool:
+        """Older builds cannot say whether a model is hybrid: there its architecture does, for those of the zoo."""
+        library, model = self.library, self.engine.models.handle
+        if library.has("llama_model_is_hybrid"):
+            return bool(library.llama_model_is_hybrid(model))
+        name = ctypes.create_string_buffer(64)
+        library.llama_model_meta_val_str(model, b"general.architecture", name, len(name))
+        hybrid = {recipe.architecture for recipe in ZOO.values() if recipe.memory == "hybrid"}
+        return name.value.decode(errors="replace") in hybrid
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
