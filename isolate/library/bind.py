@@ -233,9 +233,11 @@ class Library:
     def state_flags(self) -> dict[str, int]:
         """LLAMA_STATE_SEQ_FLAGS_ names without the prefix, in small letters -> values: partial_only, swa_only, on_device."""
         prefix = "LLAMA_STATE_SEQ_FLAGS_"
-        return {
+        flags = {
             name.removeprefix(prefix).lower(): value for name, value in self.layout.enums.get(STATE_FLAGS, {}).items()
         }
+        # The older name of the same flag.
+        return {"partial_only": flags["swa_only"], **flags} if "swa_only" in flags else flags
 
     def describe(self) -> dict[str, Any]:
         """What `isolate doctor` prints, as plain data."""
