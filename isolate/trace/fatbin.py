@@ -30,6 +30,7 @@ MOST_BYTES_OF_AN_ENTRY = 1 << 28
 MOST_BYTES_OF_A_LIBRARY = 1 << 33
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")
+_WITHOUT_CONTENT = (0, 8)  # SHT_NULL, SHT_NOBITS
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Entry:
 
 
 def sections(data: memoryview, what: str) -> list[Section]:
-    """The sections of a 64-bit little-endian ELF file. BuildError where it is none or is cut short."""
+    """The sections of a 64-bit little-endian ELF file, each inside it. BuildError where it is none or is cut short."""
     try:
         if bytes(data[:6]) != b"\x7fELF\x02\x01":
             raise BuildError(f"{what} is not a 64-bit little-endian ELF file")
@@ -71,12 +72,16 @@ def sections(data: memoryview, what: str) -> list[Section]:
         rows = [_SECTION.unpack_from(data, table + number * entry_bytes) for number in range(count)]
         start, length = rows[names][4:6] if count else (0, 0)
         strings = bytes(data[start : start + length])
-    except (struct.error, IndexError) as error:
+    except (struct.error, IndexError, OverflowError) as error:
         raise BuildError(f"{what} is cut short: its section headers are beyond its end") from error
     found = []
-    for name, kind, _, address, offset, size, *_ in rows:
-        end = strings.find(b"\0", name)
-        found.append(Section(strings[name:end].decode(errors="replace"), kind, address, offset, size))
+    for place, kind, _, address, offset, size, *_ in rows:
+        name = strings[place : strings.find(b"\0", place)].decode(errors="replace")
+        if kind not in _WITHOUT_CONTENT and offset + size > len(data):
+            raise BuildError(
+                f"{what} is cut short: section {name} ends at {offset + size:#x}, the file at {len(data):#x}"
+            )
+        found.append(Section(name, kind, address, offset, size))
     return found
 
 
@@ -87,11 +92,9 @@ def entries(data: memoryview, what: str) -> Iterator[Entry]:
     """
     unpacked = 0
     for section in sections(data, what):
-        if section.name != ".nv_fatbin":
+        if section.name != ".nv_fatbin" or section.kind in _WITHOUT_CONTENT:
             continue
         end = section.offset + section.size
-        if end > len(data):
-            raise BuildError(f"{what} is cut short: its fat binaries end at {end:#x}, the file at {len(data):#x}")
         position = section.offset
         while position + _CONTAINER.size <= end:
             magic, _, header, size = _CONTAINER.unpack_from(data, position)
@@ -119,12 +122,13 @@ def _container(data: memoryview, what: str, position: int, stop: int, address: i
         start, end = position + header, position + header + size
         if header < _ENTRY.size or end > stop or packed > size:
             raise BuildError(f"{what} is damaged: the entry at {position:#x} of a fat binary claims {size} bytes")
+        plain = plain if flags & (_ZSTD | _LZ4) else size
         if plain > MOST_BYTES_OF_AN_ENTRY:
             raise BuildError(f"{what} is refused: the entry at {position:#x} claims to unpack to {plain} bytes")
         if kind in _KINDS:
             variant = _VARIANTS.get(flags & _VARIANT_MASK, "")
             payload = data[start:end]
-            yield Entry(address, _KINDS[kind], architecture, variant, payload, packed, flags, plain or size)
+            yield Entry(address, _KINDS[kind], architecture, variant, payload, packed, flags, plain)
         position = end
 
 
@@ -133,7 +137,7 @@ def unpack(entry: Entry, what: str) -> bytes:
     try:
         if entry.flags & _ZSTD:
             with zstandard.ZstdDecompressor().stream_reader(entry.payload[: entry.packed]) as reader:
-                plain = reader.read(entry.plain)
+                plain = reader.read(entry.plain + 1)
         elif entry.flags & _LZ4:
             plain = lz4.block.decompress(entry.payload[: entry.packed], uncompressed_size=entry.plain)
         else:
@@ -144,7 +148,7 @@ def unpack(entry: Entry, what: str) -> bytes:
         ) from error
     if len(plain) != entry.plain:
         raise BuildError(
-            f"{what} is damaged: an entry of the fat binary at {entry.container:#x} unpacks to {len(plain)} bytes, "
-            f"{entry.plain} were promised"
+            f"{what} is damaged: an entry of the fat binary at {entry.container:#x} does not unpack to the "
+            f"{entry.plain} bytes it promises"
         )
     return bytes(plain)

@@ -34,7 +34,7 @@ def _symbols(library: Path) -> list[tuple[str, str, bool]]:
             return _parse(view, {section.name: section for section in sections(view, str(library))})
     except OSError as error:
         raise BuildError(f"{library} cannot be read: {error.strerror or error}") from error
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise BuildError(f"{library} is damaged: its symbol table is cut short") from error
 
 
