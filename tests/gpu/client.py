@@ -17,6 +17,8 @@ from tests.compile import ROOT, build
 
 SOURCE = "tests/native/gpu_client.c"
 HOOKS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "native").glob("*.c"))]
+#: Library -> its calls in the program.
+CALLS = {"libcudart.so.13": r"\w*cuda\w+", "libcuda.so.1": r"cu[A-Z]\w+"}
 #: Faults of each kind in a campaign that starts a process for every one of them.
 CAMPAIGN = int(os.environ.get("ISOLATE_CAMPAIGN", "10"))
 
@@ -59,13 +61,16 @@ class Client:
 
 
 def build_client(folder: Path) -> Client:
-    """The program, linked against a library of the runtime's name that only has the names of its functions."""
-    names = re.findall(r"^int (\w*cuda\w+)\(", (ROOT / SOURCE).read_text(), re.MULTILINE)
+    """The program, linked against libraries of CUDA's names that only have the names of its functions."""
     stub = folder / "stub"
     stub.mkdir()
-    (stub / "names.c").write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in names))
-    build(stub / "libcudart.so.13", [str(stub / "names.c")], "-shared", "-fPIC", "-Wl,-soname,libcudart.so.13")
     build(folder / "libisolate_trace.so", HOOKS, "-shared", "-fPIC", "-fvisibility=hidden")
-    libraries = (str(folder / "libisolate_trace.so"), str(stub / "libcudart.so.13"))
+    libraries = [str(folder / "libisolate_trace.so")]
+    for library, functions in CALLS.items():
+        names = re.findall(rf"^int ({functions})\(", (ROOT / SOURCE).read_text(), re.MULTILINE)
+        source = stub / f"{library}.c"
+        source.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in names))
+        libraries.append(str(stub / library))
+        build(stub / library, [str(source)], "-shared", "-fPIC", f"-Wl,-soname,{library}")
     build(folder / "client", [SOURCE], "-Wl,--no-as-needed", *libraries, f"-Wl,-rpath,{folder}", "-Wl,-z,now")
     return Client(folder)

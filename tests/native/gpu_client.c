@@ -27,6 +27,11 @@ int cudaGraphLaunch(void *, void *);
 int cudaSetDevice(int);
 int cudaGetDeviceCount(int *);
 int cudaGetLastError(void);
+int cuDeviceGetAttribute(int *, int, int);
+int cuMemAddressReserve(uint64_t *, size_t, size_t, uint64_t, unsigned long long);
+int cuMemCreate(uint64_t *, size_t, const void *, unsigned long long);
+int cuMemMap(uint64_t, size_t, size_t, uint64_t, unsigned long long);
+int cuMemSetAccess(uint64_t, size_t, const void *, size_t);
 
 static const char ptx[] =
     ".version 7.0\n.target sm_70\n.address_size 64\n"
@@ -50,6 +55,28 @@ static int launch(const char *name, unsigned threads, long offset, unsigned writ
     int code = cudaLibraryGetKernel(&kernel, library, name);
     return code ? code
                 : __cudaLaunchKernel(kernel, (struct cuda_dim){1, 1, 1}, (struct cuda_dim){threads, 1, 1}, values, 0, on);
+}
+
+/* As ggml's pool gives it: out of one piece of virtual memory where the device has that, else an allocation of its own. */
+static int take_from_pool(size_t bytes) {
+    enum { POOL = 256 << 20, ALIGNMENT = 128 };
+    static uint64_t pool, used;
+    struct cuda_allocation_properties properties = {.type = 1, .location = {1, 0}};
+    struct cuda_memory_access access = {{1, 0}, 3};
+    uint64_t handle;
+    int virtual_memory = 0, code = cuDeviceGetAttribute(&virtual_memory, CUDA_DEVICE_VIRTUAL_MEMORY, 0);
+    if (code || !virtual_memory) {
+        return code ? code : cudaMalloc(&memory, bytes);
+    }
+    if (!pool) {
+        code = cuMemAddressReserve(&pool, POOL, 0, 0, 0);
+        code = code ? code : cuMemCreate(&handle, POOL, &properties, 0);
+        code = code ? code : cuMemMap(pool, POOL, 0, handle, 0);
+        code = code ? code : cuMemSetAccess(pool, POOL, &access, 1);
+    }
+    memory = (void *)(uintptr_t)(pool + used);
+    used += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return code;
 }
 
 static void *work(void *argument) {
@@ -110,6 +137,7 @@ static int perform(const char *call, long value, long second) {
     if (IS("read")) return launch("touch", 1, value, 0, stream);
     if (IS("write")) return launch("touch", 1, value, 1, stream);
     if (IS("malloc")) return cudaMalloc(&memory, (size_t)value);
+    if (IS("pool")) return take_from_pool((size_t)value);
     if (IS("free")) return cudaFree(memory);
     if (IS("copy-past")) return cudaMemcpyAsync(memory, (char *)memory + (1l << 40), (size_t)value, CUDA_COPY_DEVICE_TO_DEVICE, stream);
     if (IS("set")) return cudaMemsetAsync(memory, (int)second, (size_t)value, stream);
