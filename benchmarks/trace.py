@@ -9,6 +9,7 @@ take turns, so that a ratio is of runs next to each other. Medians; ways that th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from typing import Any
 from isolate import case as cases
 from isolate.replay.target import Target, child_environment, find
 
-ROUNDS = 7
+ROUNDS = 11
 DECODES = 200
 WARM = 20
 
@@ -37,6 +38,13 @@ WAYS = {
     "cupti-sync": "CUPTI's callbacks, the stream synchronized after each launch",
     "memcheck": "compute-sanitizer memcheck",
 }
+#: Way, what it is held against, and the share of it that is aimed at.
+AIMS = (
+    ("check", "untraced", "at most 1.05"),
+    ("sync", "blocking", "at most 1"),
+    ("fence", "check", "at most 1.2"),
+    ("memcheck", "check", "at least 10"),
+)
 
 
 def two_slots() -> cases.Case:
@@ -129,10 +137,13 @@ class Child:
         return self.process.stdout.readline().strip()
 
     def measure(self) -> float:
-        """Milliseconds a decode."""
+        """Milliseconds a decode; not a number, and `why_not`, once the child has died."""
         assert self.process.stdin is not None
-        print(file=self.process.stdin, flush=True)
-        return float(self._line())
+        with contextlib.suppress(BrokenPipeError):
+            print(file=self.process.stdin, flush=True)
+        answer = self._line()
+        self.why_not = "" if answer else f"it died with status {self.process.wait()}"
+        return float(answer or "nan")
 
 
 def main() -> None:
@@ -149,16 +160,25 @@ def main() -> None:
     target = find(options.target, options.build)
     children = {way: Child(way, options.build, target) for way in WAYS}
     times: dict[str, list[float]] = {way: [] for way, one in children.items() if not one.why_not}
-    for _ in range(ROUNDS):
-        for way, taken in times.items():
-            taken.append(children[way].measure())
+    for turn in range(ROUNDS):
+        # There and back, so that none always follows the same other.
+        for way in list(times)[:: 1 if turn % 2 else -1]:
+            times[way].append(children[way].measure())
     print(f"{'':11}  ms a decode  over untraced")
     for way, what in WAYS.items():
-        if way not in times:
+        if children[way].why_not:
             print(f"{way:11}  {'-':>11}  {'-':>13}   {what}: {children[way].why_not}")
             continue
-        ratio = median(one / other for one, other in zip(times[way], times["untraced"], strict=True))
-        print(f"{way:11}  {median(times[way]):11.3f}  {ratio:13.2f}   {what}")
+        print(f"{way:11}  {median(times[way]):11.3f}  {ratio(times[way], times['untraced']):13.2f}   {what}")
+    print()
+    for way, other, aim in AIMS:
+        if not children[way].why_not and not children[other].why_not:
+            print(f"{way} over {other}: {ratio(times[way], times[other]):.2f} (aim: {aim})")
+
+
+def ratio(times: list[float], others: list[float]) -> float:
+    """Median of the ratios of runs that were next to each other."""
+    return median(one / other for one, other in zip(times, others, strict=True))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_the_same_overrun_is_named_under_fence(client: Client, tmp_path: Path) -
         size, past = overrun
         calls = [f"pool:{size}", "good", "read:0", f"read:{size - 1}", f"read:{guarded(size) + past - 1}", "good"]
         found = client.origin(tmp_path / f"{size}-{past}", *calls, "synchronize", mode="fence,sync")
-        return found.origin and (found.origin.launch, found.code, found.exact)
+        return (found.origin.launch, found.code, found.exact) if found.origin else None
 
     wanted = overruns(20 * CAMPAIGN)
     with ThreadPoolExecutor(os.cpu_count()) as pool:

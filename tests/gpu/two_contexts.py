@@ -29,7 +29,10 @@ PROMPTS = {"one": 20, "other": 33}
 
 
 def case(prompt: int) -> cases.Case:
-    batches: list[object] = [{"count": prompt, "first": 0, "stride": 7, "modulo": 120}, *([token] for token in range(12))]
+    batches: list[object] = [
+        {"count": prompt, "first": 0, "stride": 7, "modulo": 120},
+        *([token] for token in range(12)),
+    ]
     steps = [{"step": "decode", "batch": [{"slot": 0, "tokens": tokens}]} for tokens in batches]
     data = {"isolate": 1, "model": {"zoo": "qwen35moe", "type": "q3_k"}, "context": CONTEXT, "steps": steps}
     return cases.parse(json.dumps(data).encode(), "two contexts")
