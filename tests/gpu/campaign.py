@@ -159,11 +159,10 @@ class Campaign:
             failures = ring.failures()
             found = find_origin(ring)
         self.since_fresh += fault is not None or refused
+        begun = sum(record.call == "cudaStreamBeginCapture" for record in records)
+        ended = sum(record.call == "cudaStreamEndCapture" and not record.injected for record in records)
         # In a capture, and while it frees a context, ggml holds a lock that the next case would wait for.
-        locked = (fault is not None and fault.step.kind == "close") or sum(
-            (r.call == "cudaStreamBeginCapture") - (r.call == "cudaStreamEndCapture" and not r.injected)
-            for r in records
-        )
+        locked = begun > ended or (fault is not None and fault.step.kind == "close")
         if self.since_fresh >= FAULTS_A_CHILD or locked or injection.die:
             self.children.fresh()
             self.since_fresh = 0
