@@ -149,8 +149,8 @@ def _synchronized(job: Job, settings: Settings, fault: Fault) -> tuple[Fault, Se
         again = _replay(job, narrowed).fault
         if again is None or again.origin.code != fault.origin.code:
             return _said(fault, "synchronized after each launch it does not happen: the launches race"), settings
-        # An error that the first synchronize of the window shows may be older than the window.
-        if first == 1 or int(again.evidence["launches"]) > first:
+        # Not exact: the device was in error before the first launch of the window.
+        if again.evidence["exact"] or first == 1:
             return again, narrowed
         first, last = max(1, first - 4 * WINDOW), first
 
