@@ -1,6 +1,6 @@
-"""A worker that launches, before step 2 of a case, a kernel that writes where no memory is.
+"""A worker that gives the device, before step 2 of a case, work on memory that is not there: FAULTY is `kernel` or `gemm`.
 
-The launch itself succeeds. The error shows wherever the library next waits for the device.
+The call itself succeeds. The error shows wherever the library next waits for the device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from isolate.case import Step
 from isolate.replay import engine, worker
 
 STEP = 2
-#: An address that no allocation has.
+#: It writes to an address that no allocation has.
 PTX = b"""
 .version 7.0
 .target sm_70
@@ -43,12 +43,24 @@ def launch_nowhere(hooks: ctypes.CDLL) -> None:
     assert code == 0, code
 
 
+def multiply_nowhere(hooks: ctypes.CDLL) -> None:
+    handle, one = ctypes.c_void_p(), ctypes.c_float(1)
+    gemm = hooks.cublasSgemm_v2
+    whole, pointer, number = ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_float)
+    gemm.argtypes = (pointer, *[whole] * 5, number, pointer, whole, pointer, whole, number, pointer, whole)
+    code = hooks.cublasCreate_v2(ctypes.byref(handle))
+    nowhere = 1 << 44
+    code = code or gemm(handle, 0, 0, 64, 64, 64, one, nowhere, 64, nowhere, 64, one, nowhere, 64)
+    assert code == 0, code
+
+
+FAULTS = {"kernel": launch_nowhere, "gemm": multiply_nowhere}
 original = engine.Engine._do
 
 
 def with_fault(self: engine.Engine, index: int, step: Step) -> engine.Result:
     if index == STEP:
-        launch_nowhere(self.writer.library)
+        FAULTS[os.environ["FAULTY"]](self.writer.library)
     return original(self, index, step)
 
 
