@@ -135,7 +135,7 @@ def build(output: Path, fatbins: Sequence[bytes], source: str | None, *flags: st
     text += "".join(f".quad fatbin{number}\n" for number in range(len(fatbins))) + ".quad 0\n"
     assembly = output.with_suffix(".s")
     assembly.write_text(text + '.section .note.GNU-stack,"",%progbits\n')
-    sources = [str(assembly)] + ([str(ROOT / source)] if source else [])
+    sources = [str(assembly), *([str(source)] if source else [])]
     command = [
         COMPILER,
         "-std=c11",

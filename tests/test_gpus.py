@@ -94,5 +94,5 @@ def test_a_bad_file_is_refused_by_what_is_wrong_with_it(tmp_path: Path, text: st
 def test_an_unknown_name_lists_those_there_are() -> None:
     with pytest.raises(DeviceError, match=r"no GPU is called 'h300'; there are gtx1080ti, .*gb10, or a \.json file"):
         gpus.find("h300")
-    with pytest.raises(DeviceError, match="cannot read missing.json"):
+    with pytest.raises(DeviceError, match=r"cannot read missing\.json"):
         gpus.find("missing.json")

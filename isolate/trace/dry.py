@@ -69,8 +69,7 @@ def prepare(gpus: Sequence[Gpu], libraries: Iterable[Path]) -> DryDevice:
             there = ", ".join(sorted(other.name for other in folder.glob("libcudart.so.*")))
             raise DeviceError(f"the dry device has no {path.name}, which this build needs; it has {there}")
     check_imports(using, before)
-    tables = [kernels.read(path) for path in using]
-    return DryDevice(before, {"ISOLATE_DRY": str(configuration(gpus, tables))})
+    return DryDevice(before, {"ISOLATE_DRY": str(configuration(gpus, list(using)))})
 
 
 def native_folder() -> Path:
@@ -97,16 +96,21 @@ def check_imports(libraries: Iterable[Path], stand_ins: Iterable[Path]) -> None:
             raise DeviceError(f"the dry device cannot run {path}: it has no {', '.join(missing)}")
 
 
-def configuration(gpus: Sequence[Gpu], tables: Sequence[Table]) -> Path:
-    """The file for ISOLATE_DRY, from the cache or made now; see native/dry/config.c for its form."""
+def configuration(gpus: Sequence[Gpu], libraries: Sequence[Path]) -> Path:
+    """The file for ISOLATE_DRY, from the cache or made now; see native/dry/config.c for its form.
+
+    Kernels are known by the real path of their library. DeviceError where the file cannot be written.
+    """
+    real = [path.resolve() for path in libraries]
     key = hashlib.blake2b(digest_size=16)
-    for part in (FORMAT, kernels.FORMAT, DRIVER, CONTEXT_MIB, [(table.library, table.build_id) for table in tables]):
+    for part in (FORMAT, kernels.FORMAT, DRIVER, CONTEXT_MIB, [(str(path), kernels.build_id(path)) for path in real]):
         key.update(repr(part).encode())
     key.update(msgspec.msgpack.encode(gpus))
     path = kernels.cache_folder() / f"{key.hexdigest()}.dry"
     if not path.is_file():
+        lines = _lines(gpus, [kernels.read(library) for library in real])
         try:
-            kernels.write_whole(path, "\n".join(_lines(gpus, tables)).encode() + b"\n")
+            kernels.write_whole(path, "\n".join(lines).encode() + b"\n")
         except OSError as error:
             raise DeviceError(f"cannot write {path}, which the dry device reads: {error.strerror or error}") from error
     return path

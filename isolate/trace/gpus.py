@@ -15,7 +15,7 @@ from isolate.errors import DeviceError
 
 #: What a process's context takes of a device's memory before anything is allocated. Measured on an H200 with driver 580;
 #: for others it is an assumption.
-CONTEXT_MIB = 552
+CONTEXT_MIB = 527
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -94,27 +94,34 @@ def read(library: Path) -> Table:
 
     BuildError where the file cannot be read, is damaged, or would unpack to more than is allowed.
     """
-    try:
-        build_id = _build_id(library)
-        kept = cache_folder() / f"{build_id}-{FORMAT}.msgpack"
-        kernels = _kept(kept)
-        if kernels is None:
-            kernels = _parse(library)
-            _keep(kept, kernels)
-    except OSError as error:
-        raise BuildError(f"{library} cannot be read: {error.strerror or error}") from error
-    return Table(str(library), build_id, kernels)
+    identity = build_id(library)
+    kept = cache_folder() / f"{identity}-{FORMAT}.msgpack"
+    found = _kept(kept)
+    if found is None:
+        try:
+            found = _parse(library)
+        except OSError as error:
+            raise _unreadable(library, error) from error
+        _keep(kept, found)
+    return Table(str(library), identity, found)
 
 
-def _build_id(library: Path) -> str:
+def build_id(library: Path) -> str:
+    """The build id that the linker wrote, else a digest of the file. BuildError where it is not a library."""
     try:
         named = read_elf(library).build_id
+        if named is not None:
+            return named
+        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return hashlib.blake2b(data, digest_size=20).hexdigest()
     except ElfError as error:
         raise BuildError(f"{library} is {error}, not a CUDA library") from error
-    if named is not None:
-        return named
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return hashlib.blake2b(data, digest_size=20).hexdigest()
+    except OSError as error:
+        raise _unreadable(library, error) from error
+
+
+def _unreadable(library: Path, error: OSError) -> BuildError:
+    return BuildError(f"{library} cannot be read: {error.strerror or error}")
 
 
 def _parse(library: Path) -> tuple[Kernel, ...]:

@@ -24,9 +24,9 @@ static struct reservation *reservations;
 static struct handle *handles;
 
 int dry_granularity(size_t *granularity, const struct cuda_allocation_properties *properties) {
-    if (!granularity || !properties || properties->location.type != 1 || properties->location.id < 0 ||
-        properties->location.id >= dry.devices) {
-        return dry_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemGetAllocationGranularity: not memory of a device there is");
+    /* Measured: any number of a device will do. */
+    if (!granularity || !properties || properties->location.type != 1) {
+        return dry_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemGetAllocationGranularity: not memory of a device");
     }
     *granularity = GRANULARITY;
     return CUDA_SUCCESS;
@@ -65,6 +65,14 @@ int dry_address_free(uint64_t address, size_t bytes) {
                       bytes, (unsigned long long)address);
 }
 
+static const struct reservation *reservation_of(uint64_t address) {
+    const struct reservation *reservation = reservations;
+    while (reservation && address - reservation->start >= reservation->bytes) {
+        reservation = reservation->next;
+    }
+    return reservation;
+}
+
 static struct handle *find(uint64_t number) {
     struct handle *handle = handles;
     while (handle && ((uintptr_t)handle != number || handle->released)) {
@@ -92,10 +100,13 @@ int dry_memory_create(uint64_t *number, size_t bytes, const struct cuda_allocati
     if (code) {
         return code;
     }
+    int device = properties->location.id;
+    if (device < 0 || device >= dry.devices) {
+        return dry_refuse(CUDA_ERROR_INVALID_DEVICE, "cuMemCreate: there is no device %d", device);
+    }
     if (!number || bytes == 0 || bytes % GRANULARITY) {
         return dry_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemCreate: %zu bytes are no multiple of %zu", bytes, GRANULARITY);
     }
-    int device = properties->location.id;
     struct handle *handle = calloc(1, sizeof *handle);
     if (!handle || !dry_take(device, bytes)) {
         size_t left, total;
@@ -123,10 +134,7 @@ int dry_memory_release(uint64_t number) {
 
 int dry_memory_map(uint64_t address, size_t bytes, size_t offset, uint64_t number) {
     struct handle *handle = find(number);
-    const struct reservation *reservation = reservations;
-    while (reservation && address - reservation->start >= reservation->bytes) {
-        reservation = reservation->next;
-    }
+    const struct reservation *reservation = reservation_of(address);
     if (!handle || offset || bytes != handle->bytes) {
         return dry_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemMap: %zu bytes at offset %zu of memory of %zu bytes", bytes, offset,
                           handle ? handle->bytes : 0);
@@ -161,6 +169,10 @@ static bool mapped(uint64_t address, size_t bytes) {
 }
 
 int dry_memory_unmap(uint64_t address, size_t bytes) {
+    /* Measured: where nothing is mapped there is nothing to complain of. */
+    if (reservation_of(address) && bytes % GRANULARITY == 0 && !dry_overlaps(address, bytes)) {
+        return CUDA_SUCCESS;
+    }
     if (!mapped(address, bytes)) {
         return dry_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemUnmap: %zu bytes at %#llx are not whole mappings", bytes,
                           (unsigned long long)address);

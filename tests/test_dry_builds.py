@@ -1,0 +1,102 @@
+"""Builds of llama.cpp on dry devices: the launches of an H200, the report that started this, a build without a fault."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from isolate import case as cases
+from isolate.replay.target import find
+from isolate.trace import gpus
+from tests import cuda_builds
+from tests.compile import ROOT
+from tests.launches import comparable, launches
+
+DATA = Path(__file__).parent / "data" / "launches"
+SEED = [("seed-two-slots", 585), ("seed-three-slots", 859), ("seed-small-batches", 1812)]
+
+
+@pytest.mark.parametrize(("name", "number"), SEED)
+def test_the_report_that_started_this_is_refused_at_the_same_launch(name: str, number: int, tmp_path: Path) -> None:
+    build = cuda_builds.ptx80()
+    lines, fault = launches(
+        ROOT / "cases" / "cuda" / f"{name}.json", build, find("dry:h200", str(build)), tmp_path / "trace"
+    )
+    assert fault is not None
+    assert fault.launch is not None
+    assert (fault.kind, fault.launch.number, fault.launch.code) == ("cuda", number, 1)
+    assert fault.launch.kernel.startswith("_Z17mul_mat_vec_q_moeIL9ggml_type11ELi2ELb0EE")
+    assert fault.launch.attributes["max_threads"] == 160
+    assert len(lines) == number
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("*.json")), ids=lambda path: path.stem)
+def test_launches_are_those_of_the_h200(path: Path, tmp_path: Path) -> None:
+    build = cuda_builds.ptx80()
+    lines, fault = launches(path, build, find("dry:h200", str(build)), tmp_path / "trace")
+    assert fault is None
+    recorded = gzip.decompress(path.with_suffix(".txt.gz").read_bytes()).decode().splitlines()
+    assert [comparable(line) for line in lines] == [comparable(line) for line in recorded]
+
+
+def seed_schedule(slots: int, checkpoints: bool, answers: int, model: Path) -> cases.Case:
+    """The batches of a server with prompts of 1000 tokens: a prompt's batch ends 4 tokens, and 4 and an ubatch, before its end."""
+    done, given = [0] * slots, [0] * slots
+    steps: list[dict[str, object]] = []
+    while any(count < answers for count in given):
+        batch: list[dict[str, object]] = []
+        room = 2048
+        for slot in range(slots):
+            if done[slot] == 1000 and given[slot] < answers:
+                batch.append({"slot": slot, "tokens": [1]})
+                given[slot] += 1
+                room -= 1
+        for slot in range(slots):
+            first = done[slot]
+            while done[slot] < 1000 and room:
+                done[slot] += 1
+                room -= 1
+                if checkpoints and 1000 - done[slot] in (4, 516):
+                    break
+            if done[slot] > first:
+                tokens = {
+                    "count": done[slot] - first,
+                    "modulo": 120,
+                    "first": (7 * first + 13 * slot) % 120,
+                    "stride": 7,
+                }
+                batch.append({"slot": slot, "tokens": tokens, "logits": "last" if done[slot] == 1000 else "none"})
+                if checkpoints and first and 1000 - first <= 516:
+                    steps.append({"step": "checkpoint", "slot": slot, "name": f"{slot}-{first}"})
+        steps.append({"step": "decode", "batch": batch})
+    context = {"n_ctx": 61440, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": slots, "type_k": "q8_0", "type_v": "q8_0"}
+    case = {
+        "isolate": 1,
+        "model": {"file": str(model)},
+        "context": {**context, "flash_attn_type": "enabled"},
+        "steps": steps,
+    }
+    return cases.parse(json.dumps(case).encode(), "the seed's schedule")
+
+
+@pytest.mark.parametrize(("name", "checkpoints", "graphs"), [("p2-ck1", True, True), ("p2-ck0-nograph", False, False)])
+def test_the_first_recordings_come_out_line_by_line(name: str, checkpoints: bool, graphs: bool, tmp_path: Path) -> None:
+    recording = cuda_builds.recordings() / f"{name}.txt.gz"
+    build = cuda_builds.ptx80()
+    case = seed_schedule(2, checkpoints, 40, cuda_builds.model("qwen35moe-q3k.gguf"))
+    lines, _ = launches(case, build, find("dry:h200", str(build)).with_modes(graphs=graphs), tmp_path / "trace")
+    recorded = gzip.decompress(recording.read_bytes()).decode().splitlines()
+    assert [comparable(line) for line in lines] == [comparable(line) for line in recorded]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", [name for name in gpus.names() if gpus.find(name).capability >= 75])
+def test_the_released_build_has_no_fault(gpu: str, tmp_path: Path) -> None:
+    build = cuda_builds.stock()
+    case = seed_schedule(2, True, 20, cuda_builds.model("qwen35moe-q3k.gguf"))
+    lines, fault = launches(case, build, find(f"dry:{gpu}", str(build)), tmp_path / "trace")
+    assert fault is None
+    assert len(lines) > 1000
