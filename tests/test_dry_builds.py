@@ -17,6 +17,7 @@ from isolate.replay.target import child_environment, find
 from isolate.trace import gpus
 from tests import big_model, cuda_builds
 from tests.compile import ROOT
+from tests.conftest import descendants
 from tests.launches import comparable, launches
 
 DATA = Path(__file__).parent / "data" / "launches"
@@ -110,15 +111,21 @@ def test_a_model_larger_than_memory_runs(tmp_path: Path) -> None:
     assert int(done.stdout) < 2048
 
 
-def test_the_seed_runs_in_a_fifth_of_a_second(tmp_path: Path) -> None:
+def test_the_seed_runs_in_a_fifth_of_a_second() -> None:
     build = cuda_builds.ptx80()
     case = seed_schedule(2, False, 40, cuda_builds.model("qwen35moe-q3k.gguf"))
-    with Supervisor(str(build), None, find("dry:h200", str(build))) as child:
-        # the model's load counts; the best of some runs, as others may use the machine
-        assert min(_timed(child, case) for _ in range(5)) < 0.2
+    seconds = []
+    for _ in range(3):
+        with Supervisor(str(build), None, find("dry:h200", str(build))) as child:
+            child.describe()
+            (process,) = descendants(os.getpid())
+            start = _processor_seconds(process)
+            assert child.run(case).fault is None
+            seconds.append(_processor_seconds(process) - start)
+    # of the processor, because others may use it; the model's load is in it
+    assert min(seconds) < 0.2
 
 
-def _timed(child: Supervisor, case: cases.Case) -> float:
-    child.fresh()
-    child.describe()
-    return child.run(case).seconds
+def _processor_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
