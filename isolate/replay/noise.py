@@ -67,7 +67,7 @@ def measure(context: Single, room: int, relative: bool, exact: bool) -> Noise:
 
     `relative`: the model knows only distances of positions, so that nudging leaves its logits. `exact`: its weights are
     floating point numbers. Else activations are rounded to 8 bits, which may not tip over in a sample of any size; models of
-    the zoo then differ by a thousandth of the signal.
+    the zoo then differ by up to a five hundredth of the signal.
     """
     length = min(_PREFIX + _AFTER, room)
     prefix = length * _PREFIX // (_PREFIX + _AFTER)
@@ -88,7 +88,7 @@ def measure(context: Single, room: int, relative: bool, exact: bool) -> Noise:
         # no nudge tells how far the sample is from the worst
         nudged = 3 * shape
     if not exact:
-        nudged = max(nudged, signal / 1000)
+        nudged = max(nudged, signal / 500)
     return Noise(shape, nudged, moved, signal)
 
 
