@@ -14,6 +14,8 @@ from tests.compile import ROOT
 from tests.fatbinary import Entry, build, container, cubin, ptx, shared
 
 RECORDED = Path(__file__).parent / "data" / "h200_calls.txt"
+#: cases whose launches were recorded on the H200, beside them
+LAUNCHES = sorted((Path(__file__).parent / "data" / "launches").glob("*.json"))
 REGISTERS = {20: 32, 50: 56, 70: 80, 100: 128, 130: 168, 200: 254}
 
 
@@ -43,6 +45,7 @@ _PLAIN = {
     "writes": _WRITES,
     **{f"heavy{values}": _heavy(f"heavy{values}", values) for values in REGISTERS},
 }
+_TABLE = ".visible .global .align 4 .b8 table[64];"
 _CLUSTERS = {
     "cluster2": ".explicitcluster\n.reqnctapercluster 2, 1, 1",
     "maxcluster4": ".maxntid 128, 1, 1\n.maxclusterrank 4",
@@ -107,7 +110,7 @@ def client(folder: Path, *flags: str) -> Client:
     """The program with its kernels as PTX, which a real driver compiles."""
     future = ptx({"future": ""}, "sm_120").replace(b".version 8.0", b".version 8.7")
     units = {
-        ",".join(_PLAIN): container([Entry("ptx", 80, ptx(_PLAIN))]),
+        ",".join(_PLAIN) + ",@table": container([Entry("ptx", 80, ptx(_PLAIN, before=_TABLE))]),
         ",".join(_CLUSTERS): container([Entry("ptx", 90, ptx(_CLUSTERS, "sm_90"))]),
         "future": container([Entry("ptx", 120, future)]),
         **{name: _pick(name, versions) for name, versions in _PICKS.items()},

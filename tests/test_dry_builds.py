@@ -16,14 +16,13 @@ from isolate.replay.supervisor import Supervisor
 from isolate.replay.target import child_environment, find
 from isolate.trace import gpus
 from tests import big_model, cuda_builds
+from tests.calls import LAUNCHES
 from tests.compile import ROOT
 from tests.conftest import descendants
 from tests.launches import comparable, launches
 
-DATA = Path(__file__).parent / "data" / "launches"
 
-
-@pytest.mark.parametrize("path", sorted(DATA.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", LAUNCHES, ids=lambda path: path.stem)
 def test_launches_are_those_of_the_h200(path: Path, tmp_path: Path) -> None:
     build = cuda_builds.ptx80()
     lines, fault = launches(path, build, find("dry:h200", str(build)), tmp_path / "trace")
