@@ -61,24 +61,18 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, 
     """The dry device and its clients built with the address and undefined behaviour sanitizers."""
     folder = tmp_path_factory.mktemp("checked")
     flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
-    shared_flags = ("-shared", "-fPIC", *flags)
-    stand_ins = {"cudart.c", "cublas.c", "driver.c"}
-    parts = [
-        f"native/dry/{path.name}" for path in sorted((ROOT / "native/dry").glob("*.c")) if path.name not in stand_ins
-    ]
-    compile_program(folder / "libisolate_dry.so", parts, *shared_flags, "-fvisibility=hidden")
-    for name, source in (
-        ("libcudart.so.13", "cudart.c"),
-        ("libcublas.so.13", "cublas.c"),
-        ("libcuda.so.1", "driver.c"),
-    ):
-        linking = (
-            str(folder / "libisolate_dry.so"),
-            f"-Wl,-rpath,{folder}",
-            f"-Wl,-soname,{name}",
-            "-DCUDART_MAJOR=13",
-        )
-        compile_program(folder / name, [f"native/dry/{source}"], *shared_flags, "-fvisibility=hidden", *linking)
+    shared_flags = ("-shared", "-fPIC", "-fvisibility=hidden", *flags)
+    sources = {path.name for path in (ROOT / "native/dry").glob("*.c")}
+    stand_ins = {
+        "libcudart.so.13": {name for name in sources if name.startswith("cudart")},
+        "libcublas.so.13": {"cublas.c"},
+        "libcuda.so.1": {"driver.c"},
+    }
+    parts = sources.difference(*stand_ins.values())
+    compile_program(folder / "libisolate_dry.so", [f"native/dry/{name}" for name in parts], *shared_flags)
+    for library, own in stand_ins.items():
+        linking = (str(folder / "libisolate_dry.so"), f"-Wl,-rpath,{folder},-soname,{library}", "-DCUDART_MAJOR=13")
+        compile_program(folder / library, [f"native/dry/{name}" for name in own], *shared_flags, *linking)
     return folder, flags
 
 

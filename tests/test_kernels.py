@@ -173,6 +173,7 @@ def versions(*names: str) -> Kernel:
         # by NVIDIA's guide
         ("cubin86 cubin89", 89, "cubin89"),
         ("cubin80 ptx89", 86, "cubin80"),
+        ("cubin86 ptx89", 89, "cubin86"),
         ("cubin80 cubin86", 86, "cubin86"),
         ("ptx75 ptx80 ptx90", 89, "ptx80"),
         ("ptx75 ptx80 ptx90", 61, None),

@@ -211,19 +211,13 @@ void dry_capture_abandon(struct dry_stream *stream) {
     forget(capture);
 }
 
-int dry_capture_status(void *handle, int *status, unsigned long long *id, void **graph) {
+int dry_capture_status(void *handle, int *status) {
     struct dry_stream *stream = dry_stream(handle);
     if (!stream) {
         return CUDA_ERROR_INVALID_HANDLE;
     }
     struct dry_capture *capture = stream->capture;
     *status = !capture ? CUDA_CAPTURE_NONE : capture->invalid ? CUDA_CAPTURE_STATUS_INVALIDATED : CUDA_CAPTURE_ACTIVE;
-    if (id && *status == CUDA_CAPTURE_ACTIVE) {
-        *id = capture->id;
-    }
-    if (graph && *status == CUDA_CAPTURE_ACTIVE) {
-        *graph = capture->graph;
-    }
     return CUDA_SUCCESS;
 }
 

@@ -113,7 +113,3 @@ int dry_disable_peer(int peer) {
     peers[dry_thread.device][peer] = false;
     return CUDA_SUCCESS;
 }
-
-bool dry_peers(int device, int peer) {
-    return peers[device][peer];
-}

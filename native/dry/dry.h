@@ -109,7 +109,6 @@ int dry_synchronized(int device);
 struct dry_thread {
     int device, last;
     int capture_mode;
-    bool inside;
     char message[1024];
 };
 extern _Thread_local struct dry_thread dry_thread;
@@ -119,7 +118,6 @@ int dry_attribute(int attribute, int device, int *value);
 int dry_can_access_peer(int *can, int device, int peer);
 int dry_enable_peer(int peer, unsigned flags);
 int dry_disable_peer(int peer);
-bool dry_peers(int device, int peer);
 
 /* ---- memory (memory.c, copy.c, virtual.c) */
 
@@ -130,17 +128,16 @@ struct dry_range {
     size_t bytes;
     enum dry_memory kind;
     int device;
-    unsigned flags;
     void *handle;    /* DRY_VIRTUAL: what is mapped here */
     bool accessible; /* DRY_VIRTUAL: cuMemSetAccess was called */
 };
 
 int dry_malloc(void **pointer, size_t bytes);
 int dry_malloc_managed(void **pointer, size_t bytes);
-int dry_malloc_host(void **pointer, size_t bytes, unsigned flags);
+int dry_malloc_host(void **pointer, size_t bytes);
 int dry_free(void *pointer);
 int dry_free_host(void *pointer);
-int dry_host_register(void *pointer, size_t bytes, unsigned flags);
+int dry_host_register(void *pointer, size_t bytes);
 int dry_host_unregister(void *pointer);
 int dry_host_device_pointer(void **device, void *host);
 void dry_memory_info(int device, size_t *free, size_t *total);
@@ -233,7 +230,7 @@ void dry_invalidate(struct dry_capture *capture);
 int dry_capture_begin(void *stream, int mode);
 int dry_capture_end(void *stream, void **graph);
 void dry_capture_abandon(struct dry_stream *stream);
-int dry_capture_status(void *stream, int *status, unsigned long long *id, void **graph);
+int dry_capture_status(void *stream, int *status);
 int dry_exchange_capture_mode(int *mode);
 /* A call that must not be made while something captures, by the rules of the thread's mode. */
 int dry_unsafe_call(const char *call);
@@ -267,7 +264,7 @@ struct dry_kernel {
     char *name;
     struct dry_module *module;
     struct {
-        bool looked_up, known;
+        bool looked_up;
         const struct dry_code *code; /* NULL: no code for this device, or unknown */
         size_t max_dynamic_shared;
         int carveout;

@@ -246,7 +246,7 @@ int dry_malloc(void **pointer, size_t bytes) {
     return CUDA_SUCCESS;
 }
 
-static int host_memory(void **pointer, size_t bytes, enum dry_memory kind, unsigned flags, const char *call) {
+static int host_memory(void **pointer, size_t bytes, enum dry_memory kind, const char *call) {
     if (!pointer) {
         return dry_refuse(CUDA_ERROR_INVALID_VALUE, "%s: nowhere to put the address", call);
     }
@@ -262,8 +262,7 @@ static int host_memory(void **pointer, size_t bytes, enum dry_memory kind, unsig
     if (place == MAP_FAILED) {
         return dry_refuse(CUDA_ERROR_OUT_OF_MEMORY, "%s: the machine has no %zu bytes", call, bytes);
     }
-    struct dry_range range = {
-        .start = (uintptr_t)place, .bytes = bytes, .kind = kind, .device = dry_thread.device, .flags = flags};
+    struct dry_range range = {.start = (uintptr_t)place, .bytes = bytes, .kind = kind, .device = dry_thread.device};
     int code = dry_add_range(&range);
     if (code) {
         munmap(place, bytes);
@@ -274,11 +273,11 @@ static int host_memory(void **pointer, size_t bytes, enum dry_memory kind, unsig
 }
 
 int dry_malloc_managed(void **pointer, size_t bytes) {
-    return host_memory(pointer, bytes, DRY_MANAGED, 0, "cudaMallocManaged");
+    return host_memory(pointer, bytes, DRY_MANAGED, "cudaMallocManaged");
 }
 
-int dry_malloc_host(void **pointer, size_t bytes, unsigned flags) {
-    return host_memory(pointer, bytes, DRY_PINNED, flags, "cudaMallocHost");
+int dry_malloc_host(void **pointer, size_t bytes) {
+    return host_memory(pointer, bytes, DRY_PINNED, "cudaMallocHost");
 }
 
 /* The range that starts at an address and is of one of two kinds, for a call that ends it. */
@@ -334,7 +333,7 @@ int dry_free_host(void *pointer) {
     return CUDA_SUCCESS;
 }
 
-int dry_host_register(void *pointer, size_t bytes, unsigned flags) {
+int dry_host_register(void *pointer, size_t bytes) {
     uintptr_t start = (uintptr_t)pointer;
     const struct dry_range *there = dry_range_of(start);
     if (!pointer || bytes == 0 || start + bytes < start || (there && there->kind != DRY_REGISTERED)) {
@@ -345,7 +344,7 @@ int dry_host_register(void *pointer, size_t bytes, unsigned flags) {
         return dry_refuse(DRY_ALREADY_REGISTERED, "cudaHostRegister: part of the %zu bytes at %p is known to CUDA already", bytes,
                           pointer);
     }
-    struct dry_range range = {.start = start, .bytes = bytes, .kind = DRY_REGISTERED, .device = dry_thread.device, .flags = flags};
+    struct dry_range range = {.start = start, .bytes = bytes, .kind = DRY_REGISTERED, .device = dry_thread.device};
     return dry_add_range(&range);
 }
 
