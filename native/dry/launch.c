@@ -146,6 +146,11 @@ int dry_launch(const void *function, const struct dry_launch *asked, void *handl
     if (!stream) {
         return CUDA_ERROR_INVALID_HANDLE;
     }
+    if (stream->device != dry_thread.device) {
+        /* CUDA C++ Programming Guide, "Stream and Event Behavior"; not measured. */
+        return dry_refuse(CUDA_ERROR_INVALID_HANDLE, "cudaLaunchKernel: the stream is of device %d, device %d is current",
+                          stream->device, dry_thread.device);
+    }
     int code = dry_legacy_conflict(stream, "cudaLaunchKernel");
     if (!code) {
         code = dry_kernel(function, stream->device, &launch.kernel);
