@@ -123,7 +123,7 @@ def known_client(folder: Path, *flags: str) -> Client:
     future = {"future": container([Entry("cubin", 120, cubin(120, {"future": {"registers": 8}}))])}
     return _client(
         folder / "known_client",
-        {",".join(_KNOWN): container([Entry("cubin", 90, cubin(90, _KNOWN))]), **future},
+        {",".join(_KNOWN): container([Entry("cubin", 90, cubin(90, _KNOWN, compiled_for=80))]), **future},
         *flags,
     )
 

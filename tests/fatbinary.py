@@ -80,7 +80,7 @@ def shared(size: int, name: str) -> str:
     )
 
 
-def cubin(architecture: int, kernels: dict[str, dict[str, object]]) -> bytes:
+def cubin(architecture: int, kernels: dict[str, dict[str, object]], compiled_for: int | None = None) -> bytes:
     """An ELF file with the sections that describe kernels. values: threads, required, cluster, registers, shared, parameters."""
     sections: list[tuple[str, int, bytes, int]] = []
     strings = b"\0"
@@ -101,6 +101,8 @@ def cubin(architecture: int, kernels: dict[str, dict[str, object]]) -> bytes:
         sections.append((f".nv.shared.{name}", 8, b"", size))
     sections += [(".strtab", 3, strings, len(strings)), (".symtab", 2, symbols, len(symbols))]
     sections.append((".nv.info", 0x70000000, info, len(info)))
+    note = struct.pack("<III12sHH4x", 12, 8, 1000, b"NVIDIA Corp", 2, compiled_for or architecture)
+    sections.append((".note.nv.cuinfo", 7, note, len(note)))
     return elf(sections)
 
 

@@ -119,10 +119,12 @@ def test_cubin_says_how_a_kernel_may_be_launched(tmp_path: Path, architecture: i
             "bound": {"threads": (160, 1, 1), "registers": 255, "shared": 4096, "parameters": (8, 4)},
             "other": {"required": (128, 2, 1), "cluster": (2, 1, 1), "registers": 32},
         },
+        compiled_for=75,
     )
     found = table_of(tmp_path, Entry("cubin", architecture, content))
     bound, other = found["bound"].codes[0].bounds, found["other"].codes[0].bounds
     assert (bound.most_threads, bound.registers, bound.static_shared, bound.parameters) == (160, 255, 4096, (8, 4))
+    assert found["bound"].codes[0].compiled_for == 75
     assert (other.required_threads, other.cluster, other.registers, other.static_shared) == (
         (128, 2, 1),
         (2, 1, 1),
