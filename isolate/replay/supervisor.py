@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import select
 import socket
 import subprocess
@@ -32,6 +33,8 @@ from isolate.trace.explain import cuda_fault
 from isolate.trace.node import last_node
 from isolate.trace.ring import Ring
 
+#: What ggml_abort is given for an error of CUDA, ROCm or MUSA (GGML_CUDA_NAME of ggml-cuda).
+GGML_SAYS = re.compile(r"(CUDA|ROCm|MUSA) error")
 #: Seconds without progress in one step after which a child is taken to hang. The first decode of a CUDA build may
 #: compile its kernels for the better part of a minute.
 TIMEOUT = 120.0
@@ -246,7 +249,7 @@ class _Child:
         ring = self._ring()
         if ring is None or fault.kind in CHECKS:
             return fault
-        cuda = cuda_fault(ring, fault.step, self.log_text()) if self.hooked else None
+        cuda = cuda_fault(ring, fault.step, self.log_text()) if self.hooked and may_be_cuda(fault) else None
         node = last_node(ring) if self.deep and fault.step.kind == "decode" else None
         return replace(cuda or fault, node=node)
 
@@ -275,6 +278,16 @@ class _Child:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         self.trace = self.log = -1
+
+
+def may_be_cuda(fault: Fault) -> bool:
+    """A CUDA error can be behind it: ggml says so when it aborts for one, and a call may return a failure without a word.
+
+    Errors that ggml handled (a graph that cannot be updated is made anew) are in the trace of any run.
+    """
+    if fault.kind == "assert":
+        return GGML_SAYS.search(fault.origin.text) is not None
+    return fault.kind in ("decode", "state") and (fault.origin.code or 0) <= 0
 
 
 def _open_trace(path: Path | None) -> int:

@@ -13,6 +13,8 @@ from isolate.trace.ring import Ring
 
 #: They say what the last error was and never fail themselves.
 MESSENGERS = frozenset({"cudaGetLastError", "cudaPeekAtLastError"})
+#: Records of isolate's own; the code of a step is no error.
+NOT_CUDA = frozenset({Kind.STEP, Kind.NODE, Kind.NOTE})
 #: Errors that a kernel causes while it runs, after its launch returned (CUDA Runtime API, cudaError): they stay.
 ASYNCHRONOUS = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721})
 #: Errors that a capture gets from what was called during it.
@@ -36,7 +38,7 @@ class Origin:
 
 def find_origin(ring: Ring) -> Origin | None:
     """The error that ended the process, or else the last one of the step in flight; None where there was none."""
-    records = list(ring.records())
+    records = [record for record in ring.records() if record.kind not in NOT_CUDA]
     failures = {failure.record.number: failure for failure in ring.failures()}
     kept = {record.number for record in records}
     records = [failure.record for number, failure in failures.items() if number not in kept] + records
