@@ -2,7 +2,7 @@
  *
  * Runs against any CUDA, a real one too: functions are looked up by name. The kernels are those of the fat binaries that
  * were linked in (`client_fatbins`, NULL after the last); their names are the first argument, with commas between them and
- * a semicolon between fat binaries. Addresses in a script are NAME, NAME+BYTES or a number. */
+ * a semicolon between fat binaries; one with an @ before it is a variable. Addresses in a script are NAME, NAME+BYTES or a number. */
 #define _GNU_SOURCE
 #include "cuda_abi.h"
 
@@ -273,6 +273,16 @@ static int run(void) {
                     pointer(1), 1, 0, (int)value(2), (int)value(3), (int)value(4), &one, pointer(5), (int)value(6), pointer(7),
                     (int)value(8), &zero, pointer(9), (int)value(10));
     }
+    if (IS("tosymbol"))
+        return CALL(cudaMemcpyToSymbol, (const void *, const void *, size_t, size_t, int), pointer(1), pointer(2), value(3), value(4), 1);
+    if (IS("fromsymbol"))
+        return CALL(cudaMemcpyFromSymbol, (void *, const void *, size_t, size_t, int), pointer(2), pointer(1), value(3), value(4), 2);
+    if (IS("symbol")) {
+        size_t bytes = 0;
+        code = CALL(cudaGetSymbolSize, (size_t *, const void *), &bytes, pointer(1));
+        snprintf(extra, sizeof extra, "%zu", bytes);
+        return code ? code : CALL(cudaGetSymbolAddress, (void **, const void *), &place, pointer(1));
+    }
     if (IS("message")) {
         const char *(*last)(void) = dlsym(libraries[0], "isolate_dry_last_message");
         return snprintf(extra, sizeof extra, "%s", last ? last() : "none"), 0;
@@ -305,6 +315,11 @@ int main(int argc, char **argv) {
         for (char *name = strtok_r(names, ",", &rest); name; name = strtok_r(NULL, ",", &rest)) {
             const void *stub = &kernel_stubs[kernels++];
             *variable(name) = (uintptr_t)stub;
+            if (*name == '@') { /* a variable of 64 bytes */
+                ((void (*)(void **, const void *, const char *, const char *, int, size_t, int, int))find("__cudaRegisterVar"))(
+                    binary, stub, name + 1, name + 1, 0, 64, 0, 0);
+                continue;
+            }
             ((void (*)(void **, const void *, const char *, const char *, int, void *, void *, void *, void *, int *))find(
                 "__cudaRegisterFunction"))(binary, stub, name, name, -1, NULL, NULL, NULL, NULL, NULL);
         }
