@@ -18,6 +18,7 @@ from tests import calls, cuda_builds
 from tests.calls import Client, environment
 from tests.compile import ROOT
 from tests.compile import build as compile_program
+from tests.fatbinary import Entry, build, container, ptx
 
 RECORDED = calls.recorded()
 #: Kernels are not run there, so none can fail.
@@ -216,3 +217,18 @@ def test_a_prepared_device_is_prepared_again_at_once(client: Client, monkeypatch
 
     monkeypatch.setattr(kernels, "read", fail)
     assert dry.configuration(gpus.find_all("h200"), [client.program]) == first
+
+
+def test_sorted_experts_read_as_the_first_ones(tmp_path: Path) -> None:
+    """ggml asserts that a row has no expert twice, so the indices it reads back must not be zeros."""
+    name = "_Z17k_argsort_f32_i32IL15ggml_sort_order1EEvPKfPiii"
+    content = container([Entry("ptx", 80, ptx({name: ""}))])
+    program = Client(build(tmp_path / "sorts", [content], str(ROOT / "tests" / "native" / "dry_client.c")), name)
+    # arguments: the keys, where the indices go, how many a row has; 3 rows
+    script = ["malloc a 4096", "host h 48", f"launch {name} 3 1 1 32 1 1 0 0 a a 4", "copy h a 48 2"]
+    script += [f"byte h+{place}" for place in range(0, 48, 4)]
+    answers = program.run(script, environment(program.program))
+    assert [answer.rpartition(" ")[2] for answer in answers[4:]] == list("012301230123")
+    assert program.run(["malloc a 64", "host h 64", "copy h a+4 8 2", "byte h"], environment(program.program))[
+        3
+    ].endswith(" 0")

@@ -103,8 +103,8 @@ static int configured_launch(void) {
 }
 
 static int launch(const char *name) {
-    uint64_t argument = word_count > 10 ? value(10) : 0;
-    void *arguments[] = {&argument};
+    uint64_t values[] = {value(10), value(11), value(12)};
+    void *arguments[] = {&values[0], &values[1], &values[2]};
     return ((int (*)(const void *, struct cuda_dim, struct cuda_dim, void **, size_t, void *))find(name))(
         pointer(1), dim(2), dim(5), arguments, value(8), pointer(9));
 }
