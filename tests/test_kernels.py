@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import shutil
 import struct
+import subprocess
 import time
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from isolate.errors import BuildError
@@ -328,3 +331,38 @@ def test_the_released_build_is_read_in_seconds_and_then_at_once() -> None:
     assert {capability: next(iter(found)) for capability, found in chosen.items() if len(found) == 1} == {
         75: "compute_75", 86: "sm_86", 89: "sm_89", 90: "compute_90", 100: "compute_90", 120: "sm_120a", 121: "sm_121a",
     }  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("packing", ["none", "speed", "size"])
+@pytest.mark.parametrize("architecture", ["90", "90a", "100f", "120a"])
+def test_what_nvcc_writes_says_the_same_as_text_and_as_machine_code(
+    tmp_path: Path, packing: str, architecture: str
+) -> None:
+    output = tmp_path / "bounds.fatbin"
+    source = Path(__file__).parent / "native" / "bounds.cu"
+    generate = f"arch=compute_{architecture},code=[sm_{architecture},compute_{architecture}]"
+    command: list[str | Path] = [
+        "nvcc",
+        "-fatbin",
+        f"--compress-mode={packing}",
+        "-gencode",
+        generate,
+        "-o",
+        output,
+        source,
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    found = {kernel.name: kernel.codes for kernel in kernels.read(library(tmp_path, output.read_bytes())).kernels}
+    assert len(found) == 8
+    for codes in found.values():
+        bounds = {code.kind: code.bounds for code in codes}
+        assert {str(code) for code in codes} == {f"sm_{architecture}", f"compute_{architecture}"}
+        assert bounds["cubin"].registers
+        text = msgspec.structs.replace(bounds["ptx"], min_blocks=None)
+        assert text == msgspec.structs.replace(bounds["cubin"], registers=None, local=None)
+    named = {name.lstrip("_Z0123456789"): codes[0].bounds for name, codes in found.items()}
+    assert named["own_and_commonPi"].static_shared == 4400
+    assert named["plain5LargePifc5Small"].parameters == (6000, 8, 4, 1, 20)
+    assert named["boundPi"].most_threads == 160
+    assert named["fixedPi"].required_threads == (128, 2, 1)

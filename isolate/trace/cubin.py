@@ -105,7 +105,7 @@ def _bounds(
             _, ordinal, _, packed = struct.unpack_from("<IHHI", value)
             sizes[ordinal] = packed >> 18
         elif kind == _PARAMETER_LARGE:
-            _, ordinal, _, size = struct.unpack_from("<IHHI", value)
+            _, ordinal, _, size = struct.unpack_from("<IHHH", value)
             sizes[ordinal] = size
     limit = values.get(_MAX_CLUSTER)
     return Bounds(

@@ -26,7 +26,7 @@ from isolate.trace import cubin, fatbin, ptx
 from isolate.trace.bounds import Bounds
 
 #: Part of a cached table's name: a change of what is read, or of how it is kept, makes the old ones unused.
-FORMAT = 1
+FORMAT = 2
 
 #: Compute capabilities of Jetson boards. "Binary compatibility is supported only for the desktop", CUDA C++ Programming
 #: Guide 12.9, 3.1.2: they run machine code made for exactly them, and nobody else runs theirs.
