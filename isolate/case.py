@@ -7,6 +7,7 @@ a long prompt stays in its compact form until the child decodes it.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from isolate.errors import CaseError
+from isolate.fault import KINDS
 from isolate.recipes import VOCABULARY
 from isolate.refusal import sentence
 from isolate.zoo import ZOO
@@ -277,6 +279,12 @@ class Expect(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     kind: str
     step: str
     where: str = ""
+    #: the targets that show it: `gpu` is cuda and dry:GPU; elsewhere the case passes
+    on: Literal["any", "gpu"] = "any"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"no fault is of kind {self.kind!r}; there are {', '.join(KINDS)}")
 
 
 class Case(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -284,17 +292,21 @@ class Case(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, 
 
     isolate: Literal[1]
     model: Model
-    steps: Annotated[list[Step], Meta(max_length=1 << 20)]
+    steps: Annotated[list[Step], Meta(min_length=1, max_length=1 << 20)]
     about: Text = ""
     context: Context = Context()
     #: `llama_process` decodes through llama_batch_ext, where the build has it
     api: Literal["llama_decode", "llama_process"] = "llama_decode"
     #: oracles that this case needs to show what it shows
-    check: list[Check] = []
+    check: list[Check] | Literal["all"] = []
     #: oversteps a documented limit on purpose: slots, tokens and batch sizes out of range are let through
     hostile: bool = False
     #: what a run of the release it was written for gives: a fault, or "pass"
     expect: Expect | Literal["pass"] = "pass"
+
+    def checks(self) -> tuple[Check, ...]:
+        """The oracles that the case asks for."""
+        return CHECKS if self.check == "all" else tuple(self.check)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, as it stands in a file."""
@@ -336,13 +348,29 @@ def with_model(case: Case, model: str) -> Case:
 def parse(data: bytes, name: str) -> Case:
     """The case in `data`; `name` stands for the file in messages."""
     try:
+        json.loads(data, object_pairs_hook=_without_repeats)
         case = msgspec.json.decode(data, type=Case)
     except msgspec.ValidationError as error:
         raise CaseError(f"{name}: {sentence(error, data, Case)}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _RepeatedField as error:
+        raise CaseError(f"{name}: {error}") from None
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
         raise CaseError(f"{name}: not JSON: {error}") from None
     _Reader(case, name).check()
     return case
+
+
+class _RepeatedField(Exception):
+    """A field stands twice in one object: JSON leaves open which of them counts."""
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise _RepeatedField(f"field `{name[:64]}` stands twice in one object")
+        found[name] = value
+    return found
 
 
 class _Reader:

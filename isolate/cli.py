@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from isolate import case as cases_of
 from isolate.case import CHECKS, Check
-from isolate.errors import DeviceError, IsolateError
+from isolate.errors import BuildError, DeviceError, IsolateError
 from isolate.library.find import find_build
 from isolate.replay.supervisor import TIMEOUT, Supervisor
 from isolate.replay.target import device_libraries
@@ -72,12 +72,12 @@ def checks(context: click.Context, parameter: click.Parameter, value: str | None
     return tuple(name for name in CHECKS if name in asked)
 
 
-def replay_line(path: Path, switches: dict[str, str | None], modes: tuple[str, ...]) -> str:
+def replay_line(path: Path, switches: dict[str, str | None], flags: tuple[str, ...]) -> str:
     """The command that runs a case again in the same way."""
     words = ["isolate", "run", str(path)]
     for switch, value in switches.items():
         words += [switch, value] if value else []
-    return shlex.join(words + [f"--{mode}" for mode in modes])
+    return shlex.join(words + [f"--{flag}" for flag in flags])
 
 
 def hook_mode(name: str) -> str:
@@ -85,7 +85,34 @@ def hook_mode(name: str) -> str:
     return f"{MODES[name][1][0].upper()}{MODES[name][1][1:]} (targets cuda and dry)."
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Address(click.ParamType[int]):
+    """A number, also as 0x..."""
+
+    name = "address"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int:
+        try:
+            return int(value, 0)
+        except ValueError:
+            self.fail(f"{value!r} is not an address such as 0x55d0c0", parameter, context)
+
+
+class Commands(click.Group):
+    """Ends with 130 when interrupted: 1 would say that a fault was found."""
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
+        try:
+            answer = super().main(args, prog_name, **{**extra, "standalone_mode": False})
+        except click.Abort:
+            click.echo("interrupted", err=True)
+            sys.exit(130)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+        sys.exit(answer if isinstance(answer, int) else 0)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="isolate")
 def main() -> None:
     """Find the exact call that breaks when llama.cpp serves several slots from one KV cache."""
@@ -174,21 +201,29 @@ def run(
         case = cases_of.read(path)
         if model is not None:
             case = cases_of.with_model(case, model)
-        jobs.append(pin.Job(case, path.parent, replay_line(path, switches, modes)))
+        jobs.append(pin.Job(case, path.parent, replay_line(path, switches, (*modes, *(["deep"] if deep else [])))))
     quiet = json_path == "-"
-    results = []
+    results: list[tuple[pin.Result, bool]] = []
+    runs: list[dict[str, Any]] = []
+    unusable = False
     for path, job, result in zip(cases, jobs, watched(pin.pin_all(jobs, settings), cases), strict=True):
         if isinstance(result, IsolateError):
             click.echo(f"not run {path}: {result.message}", err=quiet)
+            runs.append({"case": str(path), "outcome": "not run", "why": result.message})
+            # What another build could run says nothing against this one.
+            unusable |= not (expected and isinstance(result, BuildError))
             continue
         right = pin.expected(job.case, result)
         results.append((result, right))
+        runs.append(report_json.run(path, result))
         if not quiet:
             click.echo(report_text.result(path, job.case, result, right if expected else None))
+    if len(jobs) > 1 and not quiet:
+        click.echo(report_text.summary(results, len(jobs) - len(results), expected))
     findings = [finding for result, _ in results for finding in result.findings]
     if json_path:
-        report_json.write(report_json.document(findings, sum(result.runs for result, _ in results)), json_path)
-    if len(results) < len(jobs):
+        report_json.write(report_json.document(findings, sum(result.runs for result, _ in results), runs), json_path)
+    if unusable:
         sys.exit(2)
     failed = not all(right for _, right in results) if expected else bool(findings)
     sys.exit(1 if failed else 0)
@@ -227,7 +262,7 @@ def model(
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--step", type=int, help="Only this step of the case.")
 @click.option("--kernel", metavar="TEXT", help="Only launches of kernels with this in their name.")
-@click.option("--stream", metavar="ADDRESS", type=lambda text: int(text, 0), help="Only this stream.")
+@click.option("--stream", metavar="ADDRESS", type=Address(), help="Only this stream.")
 @click.option("--counts", is_flag=True, help="How often each kernel and call was made, and the host's time in it.")
 @click.option("--chrome", metavar="FILE", help="Write the trace for Perfetto (Chrome's trace JSON).")
 def trace(
@@ -246,6 +281,8 @@ def trace(
     else:
         for record in records:
             click.echo(launch.line(record))
+    if not records:
+        click.echo("no record of the trace is of that step, kernel and stream", err=True)
 
 
 @main.command()
@@ -256,7 +293,12 @@ def trace(
 def kernels(folder: str | None, gpu: str | None, kernel: str | None, json_path: str | None) -> None:
     """What each kernel of a build allows, read from its fat binaries."""
     device = gpus.find(gpu) if gpu else None
-    tables = [kernel_table.read(path) for path in device_libraries(find_build(folder))]
+    file = Path(folder) if folder and Path(folder).is_file() else None
+    tables = [kernel_table.read(path) for path in ([file] if file else device_libraries(find_build(folder)))]
+    if not any(table.kernels for table in tables):
+        raise BuildError(
+            f"{folder or 'the default build'} holds no CUDA kernels: name a CUDA build's folder, or its libggml-cuda.so"
+        )
     found = list(report_kernels.chosen(tables, kernel))
     if json_path:
         report_json.write(report_kernels.data(found, device), json_path)
@@ -286,9 +328,8 @@ def matrix(
     cells = list(watched(on_gpus(rows, names, settings, jobs), labels))
     if json_path != "-":
         Console(width=None if sys.stdout.isatty() else 200).print(report_matrix.table(cells))
-        for cell in cells:
-            if isinstance(cell.result, str):
-                click.echo(f"not run: {cell.row} on {cell.column}: {cell.result}")
+        for line in report_matrix.below(cells):
+            click.echo(line)
     if json_path:
         report_json.write(report_matrix.data(cells), json_path)
     sys.exit(1 if any(isinstance(cell.result, pin.Result) and cell.result.findings for cell in cells) else 0)

@@ -123,6 +123,8 @@ BAD: list[tuple[str, Callable[[Any], object], str]] = [
     ("another version", lambda d: d.update(isolate=2), "field `isolate`"),
     ("a path for a name", lambda d: d["steps"][1].update(name="../x"), "step 1, field `name`"),
     ("no steps", lambda d: d.pop("steps"), "steps"),
+    ("empty steps", lambda d: d.update(steps=[]), "field `steps`.*>= 1"),
+    ("unknown kind", lambda d: d.update(expect={"kind": "boom", "step": "decode"}), "field `expect`.*'boom'.*assert"),
 ]
 
 
@@ -148,6 +150,11 @@ def test_a_hostile_case_may_overstep_slots_tokens_and_batches() -> None:
 def test_what_is_not_a_case_at_all_is_refused(data: bytes) -> None:
     with pytest.raises(CaseError, match=r"^x.json: "):
         cases.parse(data, "x.json")
+
+
+def test_a_field_that_stands_twice_is_refused() -> None:
+    with pytest.raises(CaseError, match=r"^x.json: field `isolate` stands twice"):
+        cases.parse(b'{"isolate": 1, "isolate": 1}', "x.json")
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from isolate.case import Case, Expect
 from isolate.cli import main
 from isolate.errors import BuildError
 from isolate.replay.supervisor import Outcome, Supervisor
+from isolate.search.pin import wanted
 from tests.conftest import ROOT
 
 FILES = sorted((ROOT / "cases").glob("**/*.json"))
@@ -37,7 +38,7 @@ def by_file(paths: list[Path]) -> pytest.MarkDecorator:
 
 
 def ends_badly(path: Path) -> bool:
-    return isinstance(cases.read(path).expect, Expect)
+    return wanted(cases.read(path), "cpu") is not None
 
 
 FAULTY = [path for path in FILES if ends_badly(path)]
@@ -82,8 +83,9 @@ def test_a_shipped_case_is_read_and_says_what_it_is_about(path: Path) -> None:
 def test_a_shipped_case_ends_as_expected(path: Path, children: Supervisor) -> None:
     case = cases.read(path)
     outcome = children.run(case, folder=path.parent)
-    if isinstance(case.expect, Expect):
-        assert_fault(case, case.expect, outcome)
+    expected = wanted(case, "cpu")
+    if expected is not None:
+        assert_fault(case, expected, outcome)
     else:
         assert outcome.fault is None, outcome.fault
         assert outcome.steps == len(case.steps)
@@ -150,4 +152,4 @@ def test_expected_asks_for_each_case_to_end_as_it_says(tmp_path: Path) -> None:
     wrong.write_text(fault.read_text().replace("full KV buffers", "half KV buffers"))
     refuted = run("--expected", str(wrong), str(control))
     assert refuted.exit_code == 1
-    assert "(NOT as expected)" in refuted.output
+    assert "(NOT as expected: it should fail with assert in seq_cp" in refuted.output

@@ -461,7 +461,8 @@ class Engine:
         return Result(int(answer))
 
     def _fail(self, kind: str, routine: str, code: int | None, said: str, step: Step | None) -> None:
-        wanted = "" if step is None or isinstance(step.returns, msgspec.UnsetType) else f", not {step.returns}"
+        returns = step.returns if step is not None else msgspec.UNSET
+        wanted = "" if isinstance(returns, msgspec.UnsetType) else f", not {str(returns).lower()}"
         call = Call(routine, code, said)
         signature = Signature(kind, routine, code, self.in_flight.kind)
         raise StepFailed(Fault(kind, signature, self.in_flight, call, call, f"{routine} {said}{wanted}"))

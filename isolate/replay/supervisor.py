@@ -24,7 +24,7 @@ import msgspec
 
 from isolate import errors
 from isolate.case import CHECKS, Case, Check
-from isolate.errors import BuildError, IsolateError
+from isolate.errors import BuildError, IsolateError, ModelError
 from isolate.fault import Fault, StepInFlight
 from isolate.replay import protocol
 from isolate.replay.death import Death, fault_of, tail
@@ -95,7 +95,7 @@ class Supervisor:
         """
         started = time.perf_counter()
         child = self._ready()
-        asked = list(dict.fromkeys([*case.check, *check]))
+        asked = list(dict.fromkeys([*case.checks(), *check]))
         reply = child.ask(protocol.RunCase(case, str(folder), asked, deep), case)
         if isinstance(reply, Fault):
             self._child = None
@@ -200,7 +200,7 @@ class _Child:
             return self._death(timeout, case)
         reply = protocol.decode_reply(line)
         if isinstance(reply, protocol.Refused):
-            raise _refusal(reply)
+            raise _refusal(reply, self.log_text())
         if isinstance(reply, protocol.Ran) and reply.fault is not None:
             reply.fault = self._located(replace(reply.fault, log=tail(self.log_text())))
         return reply
@@ -300,9 +300,11 @@ def _open_trace(path: Path | None) -> int:
         raise IsolateError(f"{path}: the trace cannot be written: {error.strerror}") from None
 
 
-def _refusal(reply: protocol.Refused) -> IsolateError:
+def _refusal(reply: protocol.Refused, log: str) -> IsolateError:
+    """The child's error; where the library refused a model or a context, with what it said last."""
     kind = getattr(errors, reply.error, IsolateError)
-    refusal: IsolateError = kind(reply.message)
+    said = tail(log, 1) if kind is ModelError else ()
+    refusal: IsolateError = kind(reply.message + (f" (the library said: {said[0].strip()[:300]})" if said else ""))
     return refusal
 
 

@@ -75,6 +75,9 @@ class Worker:
         hooks = Hooks(self.writer)
         why_not = hooks.live().why_not()
         if why_not:
+            not_loaded = self.why_not_loaded()
+            if not_loaded:
+                raise DeviceError(not_loaded)
             why_not_either = hooks.attach_cupti(self.setup.modes)
             if why_not_either:
                 raise DeviceError(f"launches cannot be seen in this build: {why_not}; {why_not_either}")
@@ -85,10 +88,24 @@ class Worker:
         ):
             raise DeviceError("the build's CUDA backend finds no GPU here (see `isolate doctor`); try --target dry:GPU")
 
+    def why_not_loaded(self) -> str:
+        """Why a CUDA backend that lies in the build's folder of backends was not loaded; "" where it was, or is none."""
+        cuda = self.library.describe()["cuda"]
+        if cuda is None:
+            return ""
+        try:
+            ctypes.CDLL(cuda["library"])
+        except OSError as error:
+            return f"the build's CUDA backend could not be loaded: {error}; try --target dry:GPU"
+        return ""
+
     def hooks_in_words(self) -> str:
         """Whether the launch hooks stand in front of the build's CUDA calls, and which calls have none."""
         live = Hooks(self.writer).live()
         if not live.libraries:
+            not_loaded = self.why_not_loaded()
+            if not_loaded:
+                return f"not attached: {not_loaded}"
             return "nothing to hook: this build has no CUDA backend that calls a shared CUDA runtime"
         if live.why_not():
             return f"not attached: {live.why_not()}"
@@ -117,22 +134,25 @@ class Worker:
         nodes = NodeTrace(self.library, self.writer) if request.deep else None
         # The trace begins anew: launch numbers and errors are those of this case.
         self.writer.restart()
-        self.writer.step_begin(-1, "load")
+        record = self.writer.step_begin(-1, "load")
         self.models.load(self.model_path(request.case, request.folder))
+        self.writer.step_end(record)
         engine = Engine(self.library, self.writer, self.models, request.case, nodes.callback if nodes else None)
         fault = None
         oracle = None
         steps = 0
         try:
-            self.writer.step_begin(-1, "context")
+            record = self.writer.step_begin(-1, "context")
             engine.open()
+            self.writer.step_end(record)
             oracle = self.oracle(engine, request.check)
             for index, step, result in engine.steps():
                 steps += 1
                 if oracle is None:
                     continue
-                self.writer.step_begin(index, "check")
+                record = self.writer.step_begin(index, "check")
                 fault = oracle.after(index, step, result)
+                self.writer.step_end(record)
                 if fault is not None:
                     break
         except StepFailed as failed:
@@ -141,12 +161,13 @@ class Worker:
             raise
         except Exception as error:
             fault = engine_fault(error, engine)
-        if fault is None:
-            # After a fault the trace stays at the step that failed: the parent reads it there.
-            self.writer.step_begin(-1, "close")
+        # After a fault the trace stays at the step that failed: the parent reads it there.
+        closing = self.writer.step_begin(-1, "close") if fault is None else None
         if oracle is not None:
             oracle.close()
         engine.close()
+        if closing is not None:
+            self.writer.step_end(closing)
         return protocol.Ran(fault, steps, time.perf_counter() - start, oracle.notes if oracle else [])
 
     def oracle(self, engine: Engine, check: list[Check]) -> Oracle | None:

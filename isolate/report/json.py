@@ -11,13 +11,28 @@ import msgspec
 
 from isolate.errors import IsolateError
 from isolate.fault import Finding
+from isolate.search.pin import Result
 
 SCHEMA = "isolate.findings/1"
 
 
-def document(findings: Sequence[Finding], ran: int) -> dict[str, Any]:
-    """Plain data: the findings, and how many cases ran to give them."""
-    return {"schema": SCHEMA, "ran": ran, "findings": [finding.as_json() for finding in findings]}
+def document(findings: Sequence[Finding], ran: int, runs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Plain data: the findings, how many runs gave them, and a line on every case that was to be run."""
+    found = [finding.as_json() for finding in findings]
+    return {"schema": SCHEMA, "ran": ran, "findings": found, "runs": list(runs)}
+
+
+def run(path: Path, result: Result) -> dict[str, Any]:
+    """One case that was run: how it ended, where, and what could not be judged."""
+    return {
+        "case": str(path),
+        "outcome": "fault" if result.findings else "pass",
+        "target": result.target,
+        "runs": result.runs,
+        "seconds": result.seconds,
+        "checked": list(result.checked),
+        "notes": list(result.notes),
+    }
 
 
 def write(data: dict[str, Any], where: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich import box
@@ -21,6 +21,22 @@ def table(cells: Sequence[Cell]) -> Table:
     for row in rows:
         found.add_row(row, *(at[row, column] for column in columns))
     return found
+
+
+def below(cells: Sequence[Cell]) -> Iterator[str]:
+    """What goes below the table: each reason for a cell that was not run, and the command that replays each kind of fault."""
+    reasons: dict[str, list[str]] = {}
+    replays: dict[str, str] = {}
+    for cell in cells:
+        if isinstance(cell.result, str):
+            reasons.setdefault(cell.result, []).append(f"{cell.row} on {cell.column}")
+        else:
+            for finding in cell.result.findings:
+                replays.setdefault(str(finding.fault.signature), finding.replay)
+    for reason, where in reasons.items():
+        yield f"not run: {where[0]}{f' and {len(where) - 1} more' if len(where) > 1 else ''}: {reason}"
+    for signature, replay in replays.items():
+        yield f"{signature}\n  replay {replay}"
 
 
 def word(cell: Cell) -> str:

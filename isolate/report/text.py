@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from isolate.case import Case
 from isolate.fault import Call, Fault, Finding, Launch, Node, StepInFlight
 from isolate.recipes import Recipe
-from isolate.search.pin import Result
+from isolate.search.pin import Result, wanted
 from isolate.trace.record import ATTRIBUTES
 
 LABEL = 12
+#: Evidence that the lines above it say already.
+NOT_SHOWN = frozenset({"exact", "launches", "slot", "position"})
 #: Attributes of a launch that belong to its kernel; the device's limits stay in the JSON.
 OF_A_KERNEL = frozenset(ATTRIBUTES)
 
@@ -31,9 +33,9 @@ def headline(fault: Fault) -> str:
 
 
 def _body(fault: Fault) -> Iterator[str]:
-    yield from _labelled("origin", _call(fault.origin))
+    yield from _labelled("origin", _call(fault.origin, fault.explanation))
     if fault.report != fault.origin:
-        yield from _labelled("report", _call(fault.report) + "  (noticed it, did not cause it)")
+        yield from _labelled("report", _call(fault.report, fault.explanation) + "  (noticed it, did not cause it)")
     if fault.step.tokens:
         slots = ", ".join(f"slot {slot}: {count}" for slot, count in fault.step.tokens.items())
         yield from _labelled("tokens", f"{slots} (together {sum(fault.step.tokens.values())})")
@@ -46,8 +48,14 @@ def _body(fault: Fault) -> Iterator[str]:
                 f"{name} {value}" for name, value in fault.launch.attributes.items() if name in OF_A_KERNEL
             )
             yield from _labelled("kernel", pairs)
+    numbers = {name: value for name, value in fault.evidence.items() if isinstance(value, int | float | str)}
+    plain = {name: value for name, value in numbers.items() if "\n" not in str(value) and name not in NOT_SHOWN}
+    if plain:
+        told = ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in plain.items())
+        yield from _labelled("evidence", told)
     for name, value in fault.evidence.items():
-        yield from _evidence(name, value)
+        if name not in plain and name not in NOT_SHOWN:
+            yield from _evidence(name, value)
     for number, launch in enumerate(fault.before):
         yield from _labelled("before" if number == 0 else "", _launch(launch))
     for number, line in enumerate(fault.log):
@@ -74,10 +82,11 @@ def _step(step: StepInFlight) -> str:
     return f"`{step.kind}`" if step.index is None else f"step {step.index} `{step.kind}`"
 
 
-def _call(call: Call) -> str:
+def _call(call: Call, said: str) -> str:
+    """A call, with its own words where they were not `said` already."""
     place = f" at {call.file}:{call.line}" if call.file else ""
     code = "" if call.code is None else f" = {call.code}"
-    text = f": {call.text}" if call.text else ""
+    text = f": {call.text}" if call.text and call.text not in said else ""
     return f"{call.call}{code}{place}{text}"
 
 
@@ -98,17 +107,39 @@ def _number(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def result(path: Path, case: Case, result: Result, as_expected: bool | None) -> str:
-    """What came of one case: a line, the notes, and each finding in full."""
-    word = "fault" if result.findings else "pass"
-    verdict = {None: "", True: "  (as expected)", False: "  (NOT as expected)"}[as_expected]
-    steps = f"{len(case.steps)} steps" if len(case.steps) != 1 else "1 step"
-    lines = [f"{word:<6} {path}  {steps}, {result.seconds:.2f} s{verdict}"]
-    if case.about:
+def result(path: Path, case: Case, found: Result, right: bool | None) -> str:
+    """What came of one case: a line, the notes, and each finding in full. `right`: it ended as the case says."""
+    word = "fault" if found.findings else "pass"
+    model = case.model.zoo if isinstance(case.model.zoo, str) else Path(str(case.model.file)).name
+    steps = f"{len(case.steps)} step{'s' if len(case.steps) != 1 else ''}"
+    runs = f", {found.runs} runs" if found.runs > 1 else ""
+    checked = f"; checked {', '.join(found.checked)}" if found.checked else ""
+    verdict = {None: "", True: "  (as expected)", False: f"  (NOT as expected: {_expected(case, found)})"}[right]
+    lines = [f"{word:<6} {path}  {steps} of {model} on {found.target}{runs}, {found.seconds:.2f} s{checked}{verdict}"]
+    if case.about and (found.findings or right is False):
         lines += textwrap.wrap(case.about, 110, initial_indent="       ", subsequent_indent="       ")
-    lines += [f"       note: {note}" for note in result.notes]
-    lines += [textwrap.indent(finding(found), "       ") for found in result.findings]
+    lines += [f"       note: {note}" for note in found.notes]
+    lines += [textwrap.indent(finding(each), "       ") for each in found.findings]
     return "\n".join(lines)
+
+
+def _expected(case: Case, found: Result) -> str:
+    fault = wanted(case, found.target)
+    return (
+        "it should pass" if fault is None else f"it should fail with {fault.kind} in {fault.step} {fault.where}".strip()
+    )
+
+
+def summary(results: Sequence[tuple[Result, bool]], not_run: int, expected: bool) -> str:
+    """One line over several cases."""
+    faults = sum(bool(found.findings) for found, _ in results)
+    parts = [f"{len(results)} cases: {len(results) - faults} pass, {faults} with a fault"]
+    if not_run:
+        parts.append(f"{not_run} not run")
+    if expected:
+        wrong = sum(not right for _, right in results)
+        parts.append("all as expected" if not wrong else f"{wrong} NOT as expected")
+    return "; ".join(parts)
 
 
 def zoo(recipes: Mapping[str, Recipe]) -> str:

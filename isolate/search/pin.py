@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from isolate.case import NEED_NO_RESULTS, Case, Check
+from isolate.case import CHECKS, NEED_NO_RESULTS, Case, Check, Expect
 from isolate.errors import IsolateError
 from isolate.fault import Fault, Finding, Signature
 from isolate.replay.supervisor import TIMEOUT, Outcome, Supervisor
@@ -55,6 +55,9 @@ class Result:
     seconds: float
     #: what a check could not judge, and why
     notes: tuple[str, ...]
+    target: str
+    #: the oracles that were asked
+    checked: tuple[Check, ...]
 
 
 def supervisor(settings: Settings) -> Supervisor:
@@ -91,26 +94,32 @@ def pin(children: Supervisor, job: Job, settings: Settings) -> Result:
     findings = []
     for faults in seen.values():
         fault = deepen(job, settings, faults[0]) if settings.deep else faults[0]
+        if fault.step.kind == "check":
+            fault = _said(fault, "it came in what --check decodes to compare with; the step itself had passed")
         if not settings.target.computes and fault.kind != "cuda":
             fault = _said(
                 fault, "device memory reads as zeros here: host code that looks at a result may fail for that alone"
             )
         findings.append(Finding(job.case.as_json(), fault, len(faults), settings.repeat, job.replay))
-    notes = (*target_notes(settings.target, {*job.case.check, *settings.check}), *outcome.notes)
-    return Result(tuple(findings), settings.repeat, outcome.steps, outcome.seconds, notes)
+    checked = tuple(name for name in CHECKS if name in {*job.case.checks(), *settings.check})
+    notes = (*target_notes(settings.target, checked), *outcome.notes)
+    judged = checked if settings.target.computes else tuple(name for name in checked if name in NEED_NO_RESULTS)
+    return Result(tuple(findings), settings.repeat, outcome.steps, outcome.seconds, notes, settings.target.name, judged)
 
 
-def target_notes(target: Target, checks: set[Check]) -> tuple[str, ...]:
+def target_notes(target: Target, checks: tuple[Check, ...]) -> tuple[str, ...]:
     """What is to be said of every run on a target that runs no kernels, and of the checks that it leaves out."""
     if target.computes:
         return ()
-    left = sorted(checks - NEED_NO_RESULTS)
+    left = [name for name in checks if name not in NEED_NO_RESULTS]
     skipped = f", so {', '.join(left)} cannot be judged" if left else ""
-    return (f"results are not computed on {target.name}{skipped}",)
+    return (f"only launches and the library's own code are tried on {target.name}, results are not computed{skipped}",)
 
 
 def deepen(job: Job, settings: Settings, fault: Fault) -> Fault:
     """The fault with the exact launch, where it was asynchronous or inside a CUDA graph, and with its graph node."""
+    if fault.kind in CHECKS:
+        return _said(fault, "no graph node to name: what is wrong is a result, not a call")
     settings = replace(settings, trace=None)
     if fault.kind == "cuda":
         if fault.origin.call.startswith("cudaGraph") or (fault.launch and fault.launch.capturing):
@@ -122,6 +131,8 @@ def deepen(job: Job, settings: Settings, fault: Fault) -> Fault:
         return _said(fault, "evaluated node by node it does not fail")
     if not _same(fault, again):
         return _said(fault, f"evaluated node by node it fails otherwise: {again.signature}")
+    if again.node is None:
+        return _said(fault, "no graph node to name: nothing was being computed")
     return replace(fault, node=again.node)
 
 
@@ -171,14 +182,21 @@ def _said(fault: Fault, what: str) -> Fault:
     return replace(fault, explanation=f"{fault.explanation}; {what}")
 
 
+def wanted(case: Case, target: str) -> Expect | None:
+    """The fault that a case should give on a target; None where it should pass."""
+    if isinstance(case.expect, str) or (case.expect.on == "gpu" and target == "cpu"):
+        return None
+    return case.expect
+
+
 def expected(case: Case, result: Result) -> bool:
     """The case ended as its `expect` says."""
-    if isinstance(case.expect, str):
+    fault = wanted(case, result.target)
+    if fault is None:
         return not result.findings
-    wanted = case.expect
     return bool(result.findings) and all(
-        finding.fault.kind == wanted.kind
-        and finding.fault.step.kind == wanted.step
-        and wanted.where in finding.fault.signature.where
+        finding.fault.kind == fault.kind
+        and finding.fault.step.kind == fault.step
+        and fault.where in finding.fault.signature.where
         for finding in result.findings
     )

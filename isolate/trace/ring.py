@@ -119,7 +119,7 @@ class Ring:
             if not head[: len(MAGIC)].strip(b"\0"):  # written last
                 return None
             if len(head) < _SIZES.size or not head.startswith(MAGIC):
-                raise TraceError(f"{self._what} is not a trace of isolate: it begins with {head[:8]!r}.")
+                raise TraceError(f"{self._what} is not a trace of isolate: `isolate run --trace FILE` writes one.")
             _, version, header_bytes, record_bytes, capacity, strings_bytes = _SIZES.unpack(head)
             if (version, header_bytes, record_bytes) != (VERSION, HEADER_BYTES, _RECORD.size):
                 raise TraceError(
