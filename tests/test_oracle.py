@@ -72,8 +72,8 @@ def test_a_state_in_the_wrong_slot(zoo: str) -> None:
     assert (fault.kind, fault.step.index, fault.step.kind) == ("logits", 1, "decode")
     assert (fault.evidence["slot"], fault.evidence["position"]) == (0, 60)
     assert "slot 0, position 60" in fault.explanation
-    assert fault.evidence["share_of_signal"] > 0.1
-    assert fault.evidence["share_of_noise"] > 100
+    assert fault.evidence["times_the_signal"] > 0.1
+    assert fault.evidence["times_the_noise"] > 100
     assert fault.signature.where == "llama_get_logits_ith"
 
 

@@ -133,8 +133,8 @@ class Judge:
             "nmse": far,
             "noise": level,
             "signal": noise.signal,
-            "share_of_noise": far / level,
-            "share_of_signal": far / noise.signal,
+            "times_the_noise": far / level,
+            "times_the_signal": far / noise.signal,
             "compared_with": alone,
             "tokens": len(slot.tokens),
         }

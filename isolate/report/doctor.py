@@ -27,7 +27,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     )
     yield from _entry("layouts", layouts["source"])
     sizes = ", ".join(f"{name} {size}" for name, size in layouts["bytes"].items())
-    yield from _entry("", f"bytes: {sizes}")
+    yield from _entry("", f"bytes without tail padding: {sizes}")
     for refused in layouts["refused"]:
         yield from _entry("", f"not settable: {refused}")
     yield from _entry("backends", ", ".join(found["backends"]) or "none")
@@ -35,6 +35,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         memory = f"{device['free_bytes'] / 2**30:.1f} of {device['total_bytes'] / 2**30:.1f} GiB free"
         yield from _entry("device", f"{device['name']} ({device['description']}), {memory}")
     yield from _entry("KV types", ", ".join(found["kv_types"]))
+    yield from _entry("state flags", ", ".join(found["state_flags"]))
     for name, there in found["calls"].items():
         yield from _entry(
             "calls" if name == next(iter(found["calls"])) else "", f"{'yes' if there else 'no ':<4}{name}"
