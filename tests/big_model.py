@@ -1,21 +1,13 @@
-"""A model file larger than the machine's memory, of which the disk holds only the header; and the child that loads it.
-
-python -m tests.big_model BUILD MODEL LIBRARY...    prints the most memory it had resident, in MiB
-"""
+"""A model file larger than the machine's memory, of which the disk holds only the header."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
-
-from isolate.library.bind import Library
-from isolate.library.find import find_build
 
 WIDTH, FEED_FORWARD, HEADS, KV_HEADS, VOCABULARY = 8192, 28672, 64, 8, 128
 
@@ -63,28 +55,3 @@ def write(path: Path, size: int) -> int:
     start = gguf.GGUFWriter.ggml_pad(path.stat().st_size, 32)
     os.truncate(path, start + total)
     return start + total
-
-
-def main(build: str, model: str, *before: str) -> None:
-    """Load the model, decode a few tokens, say how much memory was resident at most."""
-    library = Library(find_build(build), [Path(path) for path in before])
-    library.llama_backend_init()
-    params = library.model_params()
-    plain: dict[str, object] = {"load_mode": "direct_io"} if hasattr(params, "load_mode") else {"use_mmap": False}
-    library.set_params(params, {"n_gpu_layers": 9999, **plain}, "model")
-    handle = library.llama_model_load_from_file(os.fsencode(model), params)
-    assert handle, "not loaded"
-    settings = library.context_params()
-    library.set_params(settings, {"n_ctx": 512, "n_batch": 512}, "context")
-    context = library.llama_init_from_model(handle, settings)
-    assert context, "no context"
-    tokens = (ctypes.c_int32 * 40)(*range(40))
-    assert library.llama_decode(context, library.llama_batch_get_one(tokens, 40)) == 0
-    assert library.llama_decode(context, library.llama_batch_get_one(tokens, 1)) == 0
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    print(int(line.split()[1]) // 1024, flush=True)
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

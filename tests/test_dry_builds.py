@@ -5,19 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from isolate import case as cases
 from isolate.replay.supervisor import Supervisor
-from isolate.replay.target import child_environment, find
+from isolate.replay.target import find
 from isolate.trace import gpus
 from tests import big_model, cuda_builds
 from tests.calls import LAUNCHES
-from tests.compile import ROOT
 from tests.conftest import descendants
 from tests.launches import comparable, launches
 
@@ -101,13 +98,15 @@ def test_a_model_larger_than_memory_runs(tmp_path: Path) -> None:
     assert big_model.write(model, size) > memory
     assert model.stat().st_blocks * 512 < 1 << 20
     build = cuda_builds.ptx80()
-    target = find("dry:b200", str(build))
-    command: list[str | Path] = [sys.executable, "-m", "tests.big_model", build, model, *target.before]
-    done = subprocess.run(
-        command, env={**child_environment(target), "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 2048
+    batch = [{"slot": 0, "tokens": {"count": 40, "modulo": 120}}]
+    steps = [{"step": "decode", "batch": batch}, {"step": "decode", "batch": [{"slot": 0, "tokens": [1]}]}]
+    case = cases.parse(json.dumps({"isolate": 1, "model": {"file": str(model)}, "steps": steps}).encode(), "big")
+    with Supervisor(str(build), None, find("dry:b200", str(build))) as children:
+        assert children.run(case).fault is None
+        (child,) = descendants(os.getpid())
+        status = Path(f"/proc/{child}/status").read_text()
+    (most,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
+    assert int(most) < 2 << 20  # KiB
 
 
 def test_the_seed_runs_in_a_fifth_of_a_second() -> None:

@@ -152,9 +152,10 @@ class Batch:
 class Models:
     """The model in use, kept from one case to the next while it stays the same."""
 
-    def __init__(self, library: Library, writer: Writer, gpu_layers: int) -> None:
+    def __init__(self, library: Library, writer: Writer, gpu_layers: int, computes: bool = True) -> None:
         self.library = library
         self.writer = writer
+        self.computes = computes
         self.gpu_layers = gpu_layers
         self.path: Path | None = None
         self.handle: int | None = None
@@ -171,6 +172,10 @@ class Models:
         # An empty list of devices keeps a build with a GPU backend off it.
         none = (ctypes.c_void_p * 1)(None) if self.gpu_layers == 0 else None
         self.library.set_params(params, {"n_gpu_layers": self.gpu_layers, "devices": none}, "model")
+        if not self.computes:
+            # A mapped file would fill the memory of this machine with weights that nothing looks at.
+            unmapped = {"load_mode": "direct_io"} if hasattr(params, "load_mode") else {"use_mmap": False}
+            self.library.set_params(params, unmapped, "model")
         self.writer.routine("llama_model_load_from_file")
         handle = self.library.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:

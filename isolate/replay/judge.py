@@ -78,8 +78,7 @@ class Judge:
 
     def _compare(self, number: int, slot: Slot, rows: list[Row]) -> Difference | None:
         noise = self._noise()
-        # a slot with a history is compared with one that was moved in the same way
-        moved = slot.moved and slot.history is None
+        moved = slot.moved
         if not noise.separated(moved):
             self.note(
                 f"logits: nothing was judged: with this model and these settings rounding changes them by "
@@ -106,7 +105,7 @@ class Judge:
             assert model is not None
             context = Single(library, model, self.engine.settings, self.room)
             try:
-                self.known.noise = measure(context, self.room, self.relative, self._exact(model))
+                self.known.noise = measure(context, self.room, self.relative, self._exact(model), self._exact_cache())
             finally:
                 context.close()
         return self.known.noise
@@ -116,6 +115,10 @@ class Judge:
         name = ctypes.create_string_buffer(256)
         self.engine.library.llama_model_desc(model, name, len(name))
         return name.value.removesuffix(b" (guessed)").endswith((b"F32", b"F16"))
+
+    def _exact_cache(self) -> bool:
+        settings = self.engine.settings
+        return {settings.type_k, settings.type_v} <= {"f32", "f16", "bf16"}
 
     def _difference(self, number: int, slot: Slot, beyond: dict[int, float], noise: Noise, level: float) -> Difference:
         position = max(beyond, key=lambda at: beyond[at])

@@ -2,8 +2,8 @@
 
 Measured on the model and settings in use, in a context with one slot; distances are normalized mean squared errors (NMSE) of
 a row of logits. Signal is the same last tokens after another prefix. Noise is the same tokens in batches of other sizes
-(`shape`), from the next positions (`nudged`), and from far ones (`moved`). A rounding that tips over in a quantized cache or
-weight is rare and then stays; a sample of shapes may miss it, but it changes less than nudging, which tips them all.
+(`shape`) and from other first positions (`moved`). A rounding that tips over in a quantized cache or weight is rare and then
+stays, so a sample of shapes may miss it; what all of them do when they tip over together, by moving, bounds it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ _PREFIX = 40
 _AFTER = 16
 _STREAMS = 2
 _NUDGES = (1, 6)
+#: Share of what moving does to a quantized cache that its few roundings which tip over do; a tenth of it was seen.
+_TIPPED = 1 / 300
+#: Activations that meet quantized weights are rounded to 8 bits: models of the zoo differ by up to this share of the signal.
+_ROUGH_WEIGHTS = 1 / 500
 
 
 @dataclass(frozen=True)
@@ -32,24 +36,22 @@ class Noise:
     """What was measured on a model and its settings, the worst of each."""
 
     shape: float
-    nudged: float
+    #: of a slot whose keys are where they were written
+    still: float
+    #: of a slot that was moved
     moved: float
     signal: float
 
     def level(self, moved: bool) -> float:
-        """The noise to expect of a slot, which may have been moved as a whole."""
-        return max(self.shape, self.nudged, self.moved if moved else 0.0)
+        """The noise to expect of a slot."""
+        return self.moved if moved else self.still
 
     def separated(self, moved: bool) -> bool:
         """A difference between noise and signal can be judged."""
         return self.signal >= SEPARATED * self.level(moved)
 
     def tolerance(self, moved: bool) -> float:
-        """The largest distance that counts as rounding.
-
-        A sum of other shape was seen up to 20 times beyond the worst of the sample, a rounding that tips over up to half
-        of what nudging does.
-        """
+        """The largest distance that counts as rounding: a sum of other shape was seen up to 25 times beyond the sample's."""
         level = self.level(moved)
         return min(max(3 * level, min(100 * self.shape, 30 * level)), self.signal / 30)
 
@@ -62,16 +64,15 @@ def distance(right: Logits, row: Logits) -> float:
     return found if np.isfinite(found) else float(np.finfo(np.float64).max)
 
 
-def measure(context: Single, room: int, relative: bool, exact: bool) -> Noise:
+def measure(context: Single, room: int, relative: bool = True, weights: bool = True, cache: bool = True) -> Noise:
     """Measure in an empty context that has `room` positions.
 
-    `relative`: the model knows only distances of positions, so that nudging leaves its logits. `exact`: its weights are
-    floating point numbers. Else activations are rounded to 8 bits, which may not tip over in a sample of any size; models of
-    the zoo then differ by up to a five hundredth of the signal.
+    `relative`: the model knows only distances of positions, so that moving leaves its logits. `weights`, `cache`: they hold
+    floating point numbers.
     """
     length = min(_PREFIX + _AFTER, room)
     prefix = length * _PREFIX // (_PREFIX + _AFTER)
-    shape, nudged, moved, signal = _LEAST, 0.0, 0.0, float("inf")
+    shape, nudged, far, signal = _LEAST, 0.0, 0.0, float("inf")
     for stream in range(_STREAMS):
         tokens = _tokens(context, 2 * stream, length)
         right = _rows(context, tokens, [length], 0)
@@ -80,16 +81,17 @@ def measure(context: Single, room: int, relative: bool, exact: bool) -> Noise:
         if relative:
             for start in _NUDGES:
                 nudged = max(nudged, *map(distance, right, _rows(context, tokens, [length], start)))
-            moved = max(moved, *map(distance, right, _rows(context, tokens, [length], max(room - length, 1))))
+            far = max(far, *map(distance, right, _rows(context, tokens, [length], max(room - length, 1))))
         swapped = [*_tokens(context, 2 * stream + 1, prefix), *tokens[prefix:]]
         signal = min(signal, *map(distance, right[prefix:], _rows(context, swapped, [length], 0)[prefix:]))
     context.forget()
     if not relative:
-        # no nudge tells how far the sample is from the worst
+        # nothing tells how far the sample is from the worst
         nudged = 3 * shape
-    if not exact:
-        nudged = max(nudged, signal / 500)
-    return Noise(shape, nudged, moved, signal)
+    still = max(shape, nudged if cache else nudged * _TIPPED)
+    if not weights:
+        still = max(still, signal * _ROUGH_WEIGHTS)
+    return Noise(shape, still, max(still, nudged, far), signal)
 
 
 def _tokens(context: Single, stream: int, count: int) -> list[int]:

@@ -66,7 +66,7 @@ class Worker:
         self.library.llama_backend_init()
         if setup.gpu_layers:
             self.check_hooks()
-        self.models = Models(self.library, self.writer, setup.gpu_layers)
+        self.models = Models(self.library, self.writer, setup.gpu_layers, setup.computes)
         #: files of the zoo models that were asked for
         self.made: dict[Model, Path] = {}
 

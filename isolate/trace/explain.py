@@ -25,6 +25,10 @@ _GGML_ERROR = re.compile(r"(?:CUDA|ROCm|MUSA) error: (?P<text>[^\n]+)")
 _GGML_OPERATION = re.compile(r"^\S+: (?P<text>\w+ failed)$", re.MULTILINE)
 
 
+#: what the simulated device says of a call it refuses (native/dry/error.c)
+_DRY_DEVICE = re.compile(r"^dry device: (.+)$", re.MULTILINE)
+
+
 @cache
 def _errors() -> dict[str, dict[str, list[str]]]:
     table = resources.files("isolate.trace").joinpath("errors.json").read_text(encoding="utf-8")
@@ -214,6 +218,8 @@ def cuda_fault(ring: Ring, step: StepInFlight, log: str = "") -> Fault | None:
             evidence["driver_log"] = found.failure.driver_log
     if found.code in ASYNCHRONOUS and launch:
         evidence["compute_sanitizer"] = sanitizer_command(ring, record)
+    if told := _DRY_DEVICE.findall(log):
+        evidence["dry_device"] = told[-1]
     modes = modes_on(ring)
     if modes:
         evidence["modes"] = modes
