@@ -68,7 +68,8 @@ def inside(path: str) -> None:
     from isolate.library.bind import Library
     from isolate.library.find import find_build
     from isolate.models import make
-    from isolate.replay.engine import Engine, Models
+    from isolate.replay.engine import Engine
+    from isolate.replay.loaded import Models
     from isolate.trace.ring import Writer
 
     case = cases.read(Path(path))

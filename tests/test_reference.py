@@ -23,7 +23,8 @@ from isolate.case import (
     SeqRm,
     Step,
 )
-from isolate.replay.engine import Fed, Result
+from isolate.replay.batch import Fed
+from isolate.replay.engine import Result
 from isolate.replay.reference import END, Decoded, Kind, Moved, Reference, Removed, Slot
 
 KINDS: list[Kind] = ["attention", "window", "recurrent", "hybrid"]

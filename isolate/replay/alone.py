@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from isolate.replay.engine import Batch, Fed
+from isolate.replay.batch import Batch, Fed
 from isolate.replay.reference import Act, Decoded, Kind, Moved, Removed
 
 if TYPE_CHECKING:

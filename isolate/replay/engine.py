@@ -10,7 +10,6 @@ import ctypes
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -40,9 +39,9 @@ from isolate.case import (
 from isolate.errors import BuildError, CaseError, ModelError
 from isolate.fault import Call, Fault, Signature, StepInFlight
 from isolate.library.bind import Library
+from isolate.replay.batch import Batch, Fed, Tokens
+from isolate.replay.loaded import Models
 from isolate.trace.ring import Writer
-
-Tokens = npt.NDArray[np.int32]
 
 #: What llama_decode's answers mean (llama.h).
 DECODE_CODES = {
@@ -53,15 +52,6 @@ DECODE_CODES = {
     -2: "memory could not be allocated, or a computation failed",
     -3: "the computation failed",
 }
-
-
-@dataclass
-class Fed:
-    """A run as it was decoded: which tokens, at which positions."""
-
-    slot: int
-    tokens: Tokens
-    start: int
 
 
 @dataclass
@@ -104,91 +94,6 @@ class StepFailed(Exception):
     def __init__(self, fault: Fault) -> None:
         super().__init__(str(fault.signature))
         self.fault = fault
-
-
-class Batch:
-    """A llama_batch over numpy arrays that are filled at once and used again."""
-
-    def __init__(self, library: Library) -> None:
-        self.structure = library.LlamaBatch()
-        self.capacity = 0
-
-    def fill(self, fed: list[Fed], outputs: list[list[int]]) -> None:
-        """Set the batch to these runs; `outputs` are, for each run, the indices of tokens that get logits."""
-        count = sum(len(run.tokens) for run in fed)
-        if count > self.capacity:
-            self._grow(max(count, 2 * self.capacity))
-        self.logits[:count] = 0
-        place = 0
-        for run, wanted in zip(fed, outputs, strict=True):
-            end = place + len(run.tokens)
-            self.token[place:end] = run.tokens
-            self.pos[place:end] = run.start + self._count[: len(run.tokens)]
-            self.seq[place:end] = run.slot
-            for index in wanted:
-                self.logits[place + index] = 1
-            place = end
-        self.structure.n_tokens = count
-
-    def _grow(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.token = np.zeros(capacity, np.int32)
-        self.pos = np.zeros(capacity, np.int32)
-        self.seq = np.zeros(capacity, np.int32)
-        self.logits = np.zeros(capacity, np.int8)
-        self._one = np.ones(capacity, np.int32)
-        self._count = np.arange(capacity, dtype=np.int32)
-        self._rows = self.seq.ctypes.data + 4 * np.arange(capacity, dtype=np.uintp)
-        for name, array in (
-            ("token", self.token),
-            ("pos", self.pos),
-            ("n_seq_id", self._one),
-            ("seq_id", self._rows),
-            ("logits", self.logits),
-        ):
-            setattr(self.structure, name, array.ctypes.data)
-
-
-class Models:
-    """The model in use, kept from one case to the next while it stays the same."""
-
-    def __init__(self, library: Library, writer: Writer, gpu_layers: int, computes: bool = True) -> None:
-        self.library = library
-        self.writer = writer
-        self.computes = computes
-        self.gpu_layers = gpu_layers
-        self.path: Path | None = None
-        self.handle: int | None = None
-        self.vocabulary = 0
-
-    def load(self, path: Path) -> int:
-        """The loaded model's handle. ModelError when the library refuses the file."""
-        if self.handle is not None and self.path == path:
-            return self.handle
-        self.free()
-        if not path.is_file():
-            raise ModelError(f"{path}: there is no such file" if not path.exists() else f"{path}: not a file")
-        params = self.library.model_params()
-        # An empty list of devices keeps a build with a GPU backend off it.
-        none = (ctypes.c_void_p * 1)(None) if self.gpu_layers == 0 else None
-        self.library.set_params(params, {"n_gpu_layers": self.gpu_layers, "devices": none}, "model")
-        if not self.computes:
-            # A mapped file would fill the memory of this machine with weights that nothing looks at.
-            unmapped = {"load_mode": "direct_io"} if hasattr(params, "load_mode") else {"use_mmap": False}
-            self.library.set_params(params, unmapped, "model")
-        self.writer.routine("llama_model_load_from_file")
-        handle = self.library.llama_model_load_from_file(os.fsencode(path), params)
-        if not handle:
-            raise ModelError(f"{path}: the build could not load it as a model")
-        self.path, self.handle = path, handle
-        self.vocabulary = self.library.llama_vocab_n_tokens(self.library.llama_model_get_vocab(handle))
-        return int(handle)
-
-    def free(self) -> None:
-        """Give the model back."""
-        if self.handle is not None:
-            self.library.llama_model_free(self.handle)
-        self.path = self.handle = None
 
 
 class Engine:

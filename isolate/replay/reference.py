@@ -31,7 +31,8 @@ from isolate.case import (
     SeqRm,
     Step,
 )
-from isolate.replay.engine import Fed, Result
+from isolate.replay.batch import Fed
+from isolate.replay.engine import Result
 
 Kind = Literal["none", "attention", "window", "recurrent", "hybrid"]
 Item = TypeVar("Item")

@@ -26,7 +26,8 @@ from isolate.library.bind import Library
 from isolate.library.find import find_build
 from isolate.models import make
 from isolate.replay import protocol
-from isolate.replay.engine import Engine, Models, StepFailed
+from isolate.replay.engine import Engine, StepFailed
+from isolate.replay.loaded import Models
 from isolate.replay.oracle import Oracle
 from isolate.trace.hooks import Hooks
 from isolate.trace.node import NodeTrace

@@ -17,7 +17,8 @@ from isolate import case as cases
 from isolate.library.bind import Library
 from isolate.library.find import find_build
 from isolate.models import make
-from isolate.replay.engine import Engine, Models
+from isolate.replay.engine import Engine
+from isolate.replay.loaded import Models
 from isolate.replay.target import ALL_LAYERS
 from isolate.trace.hooks import Hooks
 from isolate.trace.record import Kind
