@@ -18,7 +18,7 @@ from isolate.case import Case
 from isolate.errors import BuildError, CaseError, ModelError
 from isolate.replay.supervisor import Supervisor
 from isolate.replay.target import Target
-from tests.conftest import ROOT, TESTS, descendants
+from tests.conftest import ROOT, TESTS, descendants, signals_as_at_a_terminal
 
 TWO_SLOTS = cases.read(ROOT / "cases" / "two-slots.json")
 DECODES = [index for index, step in enumerate(TWO_SLOTS.steps) if step.kind == "decode"]
@@ -176,6 +176,7 @@ def hanging() -> Iterator[tuple[subprocess.Popen[str], int]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        preexec_fn=signals_as_at_a_terminal,
     )
     assert parent.stdout is not None and parent.stdout.readline() == "running\n"
     children: list[int] = []
