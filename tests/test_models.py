@@ -49,9 +49,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_is_made_in_under_a_second(name: str, tmp_path: Path) -> None:
-    started = time.perf_counter()
+    # The processor's time: another process must not make it late.
+    started = time.process_time()
     models.write_f32(name, 1, tmp_path / "model.gguf")
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert len(gguf.GGUFReader(tmp_path / "model.gguf").tensors) == len(ZOO[name].tensors)
 
 
@@ -117,7 +118,7 @@ for type in ("F32", "Q8_0", "Q3_K"):
     for cache, attention in (("f32", "disabled"), ("q8_0", "enabled")):
         settings = Context(n_ctx=1024, type_k=cache, type_v=cache, flash_attn_type=attention)
         single = Single(library, loaded, settings, 1024)
-        noise = measure(single, 1024, relative=True, exact=type == "F32")
+        noise = measure(single, 1024, weights=type == "F32", cache=cache == "f32")
         single.close()
         found.append((type, cache, noise.signal, noise.shape, noise.level(False)))
     library.llama_model_free(loaded)

@@ -25,8 +25,9 @@ _PREFIX = 40
 _AFTER = 16
 _STREAMS = 2
 _NUDGES = (1, 6)
-#: Share of what moving does to a quantized cache that its few roundings which tip over do; a tenth of it was seen.
-_TIPPED = 1 / 300
+#: What the few roundings of a quantized cache that tip over do: this share of what moving does, but never more than this
+#: share of the signal. A sixth of either was seen.
+_TIPPED, _TIPPED_MOST = 1 / 30, 1 / 200
 #: Activations that meet quantized weights are rounded to 8 bits: models of the zoo differ by up to this share of the signal.
 _ROUGH_WEIGHTS = 1 / 500
 
@@ -51,9 +52,8 @@ class Noise:
         return self.signal >= SEPARATED * self.level(moved)
 
     def tolerance(self, moved: bool) -> float:
-        """The largest distance that counts as rounding: a sum of other shape was seen up to 25 times beyond the sample's."""
-        level = self.level(moved)
-        return min(max(3 * level, min(100 * self.shape, 30 * level)), self.signal / 30)
+        """The largest distance that counts as rounding. Up to 3 times the level was seen, and 25 times the sample's `shape`."""
+        return min(max(10 * self.level(moved), 100 * self.shape), self.signal / 30)
 
 
 def distance(right: Logits, row: Logits) -> float:
@@ -88,7 +88,7 @@ def measure(context: Single, room: int, relative: bool = True, weights: bool = T
     if not relative:
         # nothing tells how far the sample is from the worst
         nudged = 3 * shape
-    still = max(shape, nudged if cache else nudged * _TIPPED)
+    still = max(shape, nudged if cache else min(nudged * _TIPPED, signal * _TIPPED_MOST))
     if not weights:
         still = max(still, signal * _ROUGH_WEIGHTS)
     return Noise(shape, still, max(still, nudged, far), signal)
