@@ -98,7 +98,7 @@ static void enter(const struct callback *data) {
     open_call.launch = is_launch(data->function);
     open_call.begun = false;
     open_call.number = ISOLATE_NO_RECORD;
-    open_call.record = isolate_blank(kind_of(data->function));
+    isolate_blank(&open_call.record, kind_of(data->function));
     open_call.record.call = isolate_string(data->function);
     open_call.record.device = isolate_this.device;
     if (begins(data->function, "cudaGraphLaunch")) {

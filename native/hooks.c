@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Thread_local struct isolate_thread isolate_this;
+ISOLATE_THREAD_LOCAL struct isolate_thread isolate_this;
 _Atomic uint32_t isolate_mode;
 
 static _Atomic uint64_t window_first, window_last;
@@ -79,20 +79,11 @@ void *isolate_find(const char *name) {
     return NULL;
 }
 
-void *isolate_find_once(const char *name, void *_Atomic *kept) {
-    void *found = atomic_load_explicit(kept, memory_order_acquire);
-    if (!found) {
-        found = isolate_find(name);
-        atomic_store_explicit(kept, found, memory_order_release);
-    }
-    return found;
-}
-
 static int not_there(void) {
     return CUDA_ERROR_SYMBOL_NOT_FOUND;
 }
 
-void *isolate_real(struct isolate_hook *hook) {
+void *isolate_find_real(struct isolate_hook *hook) {
     void *real = isolate_find_once(hook->name.text, &hook->real);
     return real ? real : (void *)not_there;
 }
@@ -174,10 +165,12 @@ bool isolate_synchronizes(uint32_t mode, const struct isolate_record *record) {
 
 void isolate_enter(struct isolate_call *call, struct isolate_hook *hook) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, open_from_environment);
+    if (!isolate_trace()) {
+        pthread_once(&once, open_from_environment);
+    }
     isolate_this.inside = true;
     call->hook = hook;
-    call->record = isolate_blank(hook->kind);
+    isolate_blank(&call->record, hook->kind);
     call->record.call = isolate_name_offset(&hook->name);
     call->record.device = isolate_this.device;
     call->number = ISOLATE_NO_RECORD;

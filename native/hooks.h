@@ -35,20 +35,31 @@ struct isolate_thread {
     int32_t pending; /* what the build must read as the last error although the runtime does not have it */
 };
 
-extern _Thread_local struct isolate_thread isolate_this;
+extern ISOLATE_THREAD_LOCAL struct isolate_thread isolate_this;
 extern _Atomic uint32_t isolate_mode; /* enum isolate_mode */
 
 /* The function of that name in the loaded CUDA runtime, driver or cuBLAS; NULL where there is none. */
 void *isolate_find(const char *name);
 /* The same, looked up once for each place that asks. */
-void *isolate_find_once(const char *name, void *_Atomic *kept);
+static inline void *isolate_find_once(const char *name, void *_Atomic *kept) {
+    void *found = atomic_load_explicit(kept, memory_order_acquire);
+    if (!found) {
+        found = isolate_find(name);
+        atomic_store_explicit(kept, found, memory_order_release);
+    }
+    return found;
+}
 #define FIND(name, ...)                                                                                         \
     ({                                                                                                          \
         static void *_Atomic kept;                                                                              \
         (int (*)(__VA_ARGS__)) isolate_find_once(name, &kept);                                                  \
     })
 /* The same for a hook; a function that returns CUDA_ERROR_SYMBOL_NOT_FOUND where there is none. */
-void *isolate_real(struct isolate_hook *hook);
+void *isolate_find_real(struct isolate_hook *hook);
+static inline void *isolate_real(struct isolate_hook *hook) {
+    void *real = atomic_load_explicit(&hook->real, memory_order_acquire);
+    return real ? real : isolate_find_real(hook);
+}
 
 void isolate_enter(struct isolate_call *call, struct isolate_hook *hook);
 /* False: the call is not to be made, `answer` is what it returns. */

@@ -91,7 +91,8 @@ static const void *object_of(const void *place) {
 }
 
 static void note(const char *what, const char *symbol) {
-    struct isolate_record record = isolate_blank(ISOLATE_NOTE);
+    struct isolate_record record;
+    isolate_blank(&record, ISOLATE_NOTE);
     record.call = isolate_string(what);
     record.name = isolate_string(symbol);
     isolate_end(isolate_begin(&record), &record);

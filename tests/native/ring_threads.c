@@ -13,7 +13,8 @@ static void *write_records(void *argument) {
     char name[32];
     static struct isolate_name call = {"launch", 0};
     for (int turn = 0; turn < records; turn++) {
-        struct isolate_record record = isolate_blank(ISOLATE_LAUNCH);
+        struct isolate_record record;
+        isolate_blank(&record, ISOLATE_LAUNCH);
         snprintf(name, sizeof name, "kernel-%d-%d", (int)self, turn % 7);
         record.call = isolate_name_offset(&call);
         record.name = isolate_string(name);
