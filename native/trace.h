@@ -71,7 +71,7 @@ struct isolate_record {
     uint16_t kind;               /* enum isolate_kind */
     uint8_t capturing;
     uint8_t injected;            /* 1: a fault injected by a test, the call was not made */
-    uint64_t begin_ns, end_ns;   /* CLOCK_MONOTONIC */
+    uint64_t begin_ns, end_ns;   /* CLOCK_MONOTONIC, to about a microsecond */
     int64_t step;                /* the step in flight, -1 before the first */
     uint64_t launch;             /* launch number from 1 for kind LAUNCH, else number of launches begun before */
     uint64_t stream;
@@ -136,7 +136,7 @@ struct isolate_header {
     _Atomic uint64_t launches;   /* launches ever begun */
     _Atomic uint64_t strings_used;
     _Atomic int64_t step;        /* the step in flight, -1 before the first */
-    _Atomic uint64_t ended;      /* records ever ended */
+    _Atomic uint64_t ended;      /* changes when a record ends; a count where one thread is traced */
     _Atomic uint64_t lost;       /* records dropped because another thread was in their place */
     _Atomic uint64_t failed;     /* records that failed, ever */
     _Atomic uint32_t aborted;    /* 1 once abort_text is complete */

@@ -35,6 +35,18 @@ for step in range(int(sys.argv[3])):
 os.kill(os.getpid(), int(sys.argv[4]))
 """
 
+TIMES = """
+import sys, time
+from isolate.trace.ring import Writer
+writer = Writer(sys.argv[1])
+start = time.monotonic_ns()
+while (before := time.monotonic_ns()) < start + 50_000_000:
+    number = writer.step_begin(0, "step")
+    between = time.monotonic_ns()
+    writer.step_end(number)
+    print(before, between, time.monotonic_ns())
+"""
+
 
 def write(
     path: str | Path, steps: int, capacity: int = 64, number: int = signal.SIGKILL, fd: int | None = None
@@ -63,6 +75,17 @@ def test_what_a_dead_child_wrote_is_there(tmp_path: Path, number: signal.Signals
         assert trace.last(Kind.STEP) == records[-1]
         assert trace.last(Kind.NODE) is None
         assert trace.abort_text == ""
+
+
+def test_a_record_holds_when_its_call_began_and_ended(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TIMES, str(tmp_path / "trace")]
+    printed = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
+    slack = 20_000  # nanoseconds, where a look at the clock is interrupted
+    with Ring(tmp_path / "trace") as trace:
+        for record, line in zip(trace.records(), printed.splitlines(), strict=True):
+            before, between, after = map(int, line.split())
+            assert before - slack <= record.begin_ns <= between + slack
+            assert between - slack <= record.end_ns <= after + slack
 
 
 def test_an_anonymous_trace_is_read_while_nothing_and_after_something_was_written() -> None:
