@@ -2,61 +2,34 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 
 from isolate import case as cases_of
+from isolate import cli_serve
 from isolate.case import CHECKS, Check
 from isolate.errors import BuildError, DeviceError, IsolateError
 from isolate.library.find import find_build
+from isolate.options import build_options, json_option, replay_line
 from isolate.replay.supervisor import TIMEOUT, Supervisor
 from isolate.replay.target import device_libraries
 from isolate.replay.target import find as find_target
 from isolate.report import doctor as report_doctor
 from isolate.report import json as report_json
 from isolate.report import kernels as report_kernels
-from isolate.report import matrix as report_matrix
 from isolate.report import text as report_text
 from isolate.report.progress import watched
 from isolate.search import pin
-from isolate.serve.matrix import on_gpus
 from isolate.trace import devices, gpus, launch
 from isolate.trace import kernels as kernel_table
 from isolate.trace.hooks import MODES
 from isolate.trace.ring import Ring
 from isolate.zoo import ZOO
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def build_options(command: Command) -> Command:
-    """--build, --include and --target, which mean the same in every command."""
-    for option in (
-        click.option("--target", default="cpu", metavar="TARGET", help="What runs the graph: cpu, cuda, dry:GPU."),
-        click.option("--include", metavar="DIR", help="Folder of the llama.h that the build was made from."),
-        click.option(
-            "--build",
-            envvar="ISOLATE_BUILD",
-            metavar="DIR",
-            help="Folder with a libllama [default: llama-cpp-python's].",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def json_option(command: Command) -> Command:
-    """--json FILE, `-` for standard output."""
-    return click.option(
-        "--json", "json_path", metavar="FILE", help="Also write the result as JSON; - is standard output."
-    )(command)
 
 
 def checks(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[Check, ...]:
@@ -70,14 +43,6 @@ def checks(context: click.Context, parameter: click.Parameter, value: str | None
         if name not in CHECKS:
             raise click.BadParameter(f"{name!r} is not one of all, {', '.join(CHECKS)}")
     return tuple(name for name in CHECKS if name in asked)
-
-
-def replay_line(path: Path, switches: dict[str, str | None], flags: tuple[str, ...]) -> str:
-    """The command that runs a case again in the same way."""
-    words = ["isolate", "run", str(path)]
-    for switch, value in switches.items():
-        words += [switch, value] if value else []
-    return shlex.join(words + [f"--{flag}" for flag in flags])
 
 
 def hook_mode(name: str) -> str:
@@ -307,29 +272,4 @@ def kernels(folder: str | None, gpu: str | None, kernel: str | None, json_path: 
             click.echo(line)
 
 
-@main.command()
-@click.argument("cases", nargs=-1, required=True, metavar="CASE...", type=click.Path(path_type=Path))
-@click.option("--build", envvar="ISOLATE_BUILD", metavar="DIR", help="Folder with a libllama made for CUDA.")
-@click.option("--include", metavar="DIR", help="Folder of the llama.h that the build was made from.")
-@click.option("--gpus", "chosen", default="all", show_default=True, metavar="all|NAME,...", help="Simulated GPUs.")
-@click.option(
-    "--jobs", default=2, show_default=True, metavar="N", type=click.IntRange(1, 256), help="Children at once."
-)
-@json_option
-def matrix(
-    cases: tuple[Path, ...], build: str | None, include: str | None, chosen: str, jobs: int, json_path: str | None
-) -> None:
-    """Which cases fail on which GPU: each case on each simulated GPU of the catalogue."""
-    names = gpus.names() if chosen == "all" else [name.strip() for name in chosen.split(",")]
-    switches = {"--build": build, "--include": include}
-    rows = [(path.stem, pin.Job(cases_of.read(path), path.parent, replay_line(path, switches, ()))) for path in cases]
-    settings = pin.Settings(find_target("cpu"), build, include)
-    labels = [f"{row} on {gpu}" for row, _ in rows for gpu in names]
-    cells = list(watched(on_gpus(rows, names, settings, jobs), labels))
-    if json_path != "-":
-        Console(width=None if sys.stdout.isatty() else 200).print(report_matrix.table(cells))
-        for line in report_matrix.below(cells):
-            click.echo(line)
-    if json_path:
-        report_json.write(report_matrix.data(cells), json_path)
-    sys.exit(1 if any(isinstance(cell.result, pin.Result) and cell.result.findings for cell in cells) else 0)
+cli_serve.add_to(main)

@@ -1,19 +1,21 @@
-"""A table of runs at a terminal: a row a case, a column a GPU, in each cell what came of it."""
+"""A table of runs at a terminal: a row a case, a column a target, in each cell what came of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
 from isolate.search.pin import Result
-from isolate.serve.matrix import Cell
+from isolate.serve.matrix import Cell, follow
 
 
-def table(cells: Sequence[Cell]) -> Table:
-    """The cells in their order; GPUs down, cases across when there are more GPUs than cases."""
+def by_target(cells: Sequence[Cell]) -> Table:
+    """The cells in their order; targets down, cases across."""
     rows = list(dict.fromkeys(cell.column for cell in cells))
     columns = list(dict.fromkeys(cell.row for cell in cells))
     at = {(cell.column, cell.row): word(cell) for cell in cells}
@@ -21,6 +23,58 @@ def table(cells: Sequence[Cell]) -> Table:
     for row in rows:
         found.add_row(row, *(at[row, column] for column in columns))
     return found
+
+
+def grid(cells: Sequence[Cell]) -> list[list[str]]:
+    """Rows of a table of treatments, a heading first: the treatment, each target, the finding's file (below which folder, the replay line says)."""
+    columns = list(dict.fromkeys(cell.column for cell in cells))
+    rows: dict[str, dict[str, Cell]] = {}
+    for cell in cells:
+        rows.setdefault(cell.row, {})[cell.column] = cell
+    files = any(cell.file for cell in cells)
+    heading = ["treatment", *columns, *(["finding"] if files else [])]
+    lines = [
+        [name, *(word(at[column]) for column in columns), *([_files(at)] if files else [])] for name, at in rows.items()
+    ]
+    return [heading, *lines]
+
+
+def _files(at: dict[str, Cell]) -> str:
+    return ", ".join(dict.fromkeys(Path(cell.file).name for cell in at.values() if cell.file))
+
+
+def by_treatment(cells: Sequence[Cell]) -> Table:
+    """A row a treatment, for a terminal."""
+    heading, *rows = grid(cells)
+    found = Table(*heading, box=box.SIMPLE)
+    for row in rows:
+        found.add_row(*row)
+    return found
+
+
+def markdown(cells: Sequence[Cell]) -> str:
+    """The table of treatments for a report, with what the faults follow."""
+    heading, *rows = ([text.replace("|", "\\|") for text in row] for row in grid(cells))
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", *_said(cells)]) + "\n"
+
+
+def html(cells: Sequence[Cell]) -> str:
+    """The same as a page that needs nothing else."""
+    heading, *rows = grid(cells)
+    lines = ["<!doctype html>", '<meta charset="utf-8">', "<title>isolate matrix</title>"]
+    lines += ["<style>table{border-collapse:collapse}td,th{border:1px solid #999;padding:.2em .6em;text-align:left}"]
+    lines += [".FAULT{background:#fdd}.pass{background:#dfd}</style>", "<table>"]
+    lines += [f"<tr>{''.join(f'<th>{escape(text)}</th>' for text in heading)}</tr>"]
+    for row in rows:
+        cell = "".join(f'<td class="{escape(text.split(" ")[0])}">{escape(text)}</td>' for text in row)
+        lines.append(f"<tr>{cell}</tr>")
+    return "\n".join([*lines, "</table>", *(f"<p>{escape(text)}</p>" for text in _said(cells))]) + "\n"
+
+
+def _said(cells: Sequence[Cell]) -> list[str]:
+    followed = follow(cells)
+    return [*([followed] if followed else []), *below(cells)]
 
 
 def below(cells: Sequence[Cell]) -> Iterator[str]:
@@ -42,7 +96,7 @@ def below(cells: Sequence[Cell]) -> Iterator[str]:
 def word(cell: Cell) -> str:
     """`pass`, or the launch that failed and its kernel, or that it was not run."""
     if isinstance(cell.result, str):
-        return "not run"
+        return "not in this build" if cell.lacking else "not run"
     if not cell.result.findings:
         return "pass"
     fault = cell.result.findings[0].fault
@@ -52,15 +106,19 @@ def word(cell: Cell) -> str:
 
 
 def data(cells: Sequence[Cell]) -> dict[str, Any]:
-    """The findings of the table in the one schema, and every cell."""
+    """The findings of the table in the one schema, every cell, and what the faults follow."""
     results = [cell.result for cell in cells if isinstance(cell.result, Result)]
     findings = [finding.as_json() for result in results for finding in result.findings]
-    said = [
-        {"row": c.row, "column": c.column, "said": c.result if isinstance(c.result, str) else word(c)} for c in cells
-    ]
     return {
         "schema": "isolate.findings/1",
         "ran": sum(result.runs for result in results),
         "findings": findings,
-        "cells": said,
+        "cells": [_data(cell) for cell in cells],
+        "follows": follow(cells),
     }
+
+
+def _data(cell: Cell) -> dict[str, Any]:
+    said = {"row": cell.row, "column": cell.column, "said": word(cell)}
+    why = {"why": cell.result} if isinstance(cell.result, str) else {"seconds": cell.result.seconds}
+    return {**said, **why, "factors": cell.factors, "file": cell.file}

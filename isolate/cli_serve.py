@@ -1,0 +1,154 @@
+"""The commands about servers: tables of treatments, recordings of a real one, what a log tells."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from isolate import case as cases_of
+from isolate.errors import IsolateError
+from isolate.options import json_option, replay_line
+from isolate.replay.target import find as find_target
+from isolate.report import json as report_json
+from isolate.report import matrix as report_matrix
+from isolate.report.progress import watched
+from isolate.search import pin
+from isolate.serve import table as tables
+from isolate.serve.matrix import Kept, Place, follow, run
+from isolate.trace import gpus
+
+
+@click.command()
+@click.argument(
+    "sources", nargs=-1, required=True, metavar="TABLE.toml|CASE...", type=click.Path(path_type=Path)
+)  # fmt: skip
+@click.option("--build", envvar="ISOLATE_BUILD", metavar="DIR", help="Folder with a libllama.")
+@click.option("--include", metavar="DIR", help="Folder of the llama.h that the build was made from.")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="TARGET",
+    help="For a table: cpu (default), cuda, dry:GPU; repeatable.",
+)
+@click.option("--gpus", "chosen", metavar="all|NAME,...", help="Simulated GPUs [default for cases: all].")
+@click.option(
+    "--jobs", default=2, show_default=True, metavar="N", type=click.IntRange(1, 256), help="Children at once."
+)
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="For a table: where cases of findings go [default: TABLE-cases].",
+)
+@click.option("--resume", is_flag=True, help="Run only what the last run into the same --out did not come to.")
+@click.option("--markdown", metavar="FILE", help="Also write the table as Markdown.")
+@click.option("--html", metavar="FILE", help="Also write the table as a page.")
+@json_option
+def matrix(
+    sources: tuple[Path, ...], build: str | None, include: str | None, targets: tuple[str, ...], chosen: str | None,
+    jobs: int, out: Path | None, resume: bool, markdown: str | None, html: str | None, json_path: str | None,
+) -> None:  # fmt: skip
+    """Which treatments fail, and what do the failures have in common?
+
+    TABLE.toml: a server's settings row by row, see `cases/parallel-checkpoints.toml`. CASE...: each on each simulated GPU.
+    """
+    names = gpus.names() if chosen == "all" or (chosen is None and not targets) else (chosen or "").split(",")
+    dry = [f"dry:{name.strip()}" for name in names if name.strip()]
+    settings = pin.Settings(find_target("cpu"), build, include)
+    switches = {"--build": build, "--include": include}
+    kept = None
+    if any(source.suffix == ".toml" for source in sources):
+        if len(sources) > 1:
+            raise IsolateError("a table is run alone: give one TABLE.toml, or cases")
+        if chosen is None:
+            dry = []
+        (source,) = sources
+        out = out or Path(f"{source.stem}-cases")
+        kept = _folder(out, resume)
+        places = _treatments(source, out, [*(targets or ([] if dry else ["cpu"])), *dry], settings, switches)
+    else:
+        for option, given in (("--out", out), ("--resume", resume), ("--markdown", markdown), ("--html", html)):
+            if given:
+                raise IsolateError(f"{option} goes with a TABLE.toml, not with cases")
+        places = _cases(sources, [*targets, *dry], settings, switches)
+    cells = list(watched(run(places, settings, jobs, kept), [f"{place.row} on {place.column}" for place in places]))
+    if json_path != "-":
+        shown = report_matrix.by_target(cells) if kept is None else report_matrix.by_treatment(cells)
+        Console(width=None if sys.stdout.isatty() else 200).print(shown)
+        for line in ([follow(cells)] if kept is not None and follow(cells) else []) + list(report_matrix.below(cells)):
+            click.echo(line)
+    for path, text in ((markdown, report_matrix.markdown), (html, report_matrix.html)):
+        if path:
+            _write(Path(path), text(cells))
+    if json_path:
+        report_json.write(report_matrix.data(cells), json_path)
+    sys.exit(1 if any(isinstance(cell.result, pin.Result) and cell.result.findings for cell in cells) else 0)
+
+
+def _folder(out: Path, resume: bool) -> Kept:
+    """The folder for cases and results, made; what an earlier run found is kept only to resume."""
+    path = out / "results.jsonl"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise IsolateError(f"{out}: cannot be written: {error.strerror}") from None
+    return Kept(path)
+
+
+def _treatments(
+    source: Path, out: Path, targets: list[str], settings: pin.Settings, switches: dict[str, str | None]
+) -> list[Place]:
+    """The cells of a table; each row's case is written to `out`, so that its replay line works."""
+    found = {name: find_target(name, settings.build, settings.include) for name in dict.fromkeys(targets)}
+    places = []
+    for treatment in tables.read(source):
+        path = out / f"{_file_name(treatment.name)}.json"
+        try:
+            treatment.case.write(path)
+        except OSError as error:
+            raise IsolateError(f"{path}: cannot be written: {error.strerror}") from None
+        for name, target in found.items():
+            line = replay_line(path, {**switches, "--target": name if name != "cpu" else None}, ())
+            job = pin.Job(treatment.case, source.parent, line)
+            places.append(Place(treatment.name, name, job, target, treatment.factors, str(path)))
+    return places
+
+
+def _cases(
+    sources: tuple[Path, ...], targets: list[str], settings: pin.Settings, switches: dict[str, str | None]
+) -> list[Place]:
+    found = {name: find_target(name, settings.build, settings.include) for name in dict.fromkeys(targets)}
+    places = []
+    for path in sources:
+        case = cases_of.read(path)
+        for name, target in found.items():
+            line = replay_line(path, {**switches, "--target": name}, ())
+            places.append(Place(path.stem, name.removeprefix("dry:"), pin.Job(case, path.parent, line), target))
+    return places
+
+
+def _file_name(row: str) -> str:
+    """A file name for a row: its words, and what makes it unlike others whose words are the same."""
+    words = re.sub(r"[^\w.-]+", "-", row).strip("-.")[:80]
+    return f"{words}-{hashlib.sha256(row.encode()).hexdigest()[:6]}"
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise IsolateError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def add_to(group: click.Group) -> None:
+    """The commands of this module become commands of `group`."""
+    for command in (matrix,):
+        group.add_command(command)

@@ -1,0 +1,43 @@
+"""What several commands share: options that mean the same in each, and the line that runs a case again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def build_options(command: Command) -> Command:
+    """--build, --include and --target, which mean the same in every command."""
+    for option in (
+        click.option("--target", default="cpu", metavar="TARGET", help="What runs the graph: cpu, cuda, dry:GPU."),
+        click.option("--include", metavar="DIR", help="Folder of the llama.h that the build was made from."),
+        click.option(
+            "--build",
+            envvar="ISOLATE_BUILD",
+            metavar="DIR",
+            help="Folder with a libllama [default: llama-cpp-python's].",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def json_option(command: Command) -> Command:
+    """--json FILE, `-` for standard output."""
+    return click.option(
+        "--json", "json_path", metavar="FILE", help="Also write the result as JSON; - is standard output."
+    )(command)
+
+
+def replay_line(path: Path, switches: dict[str, str | None], flags: tuple[str, ...]) -> str:
+    """The command that runs a case again in the same way."""
+    words = ["isolate", "run", str(path)]
+    for switch, value in switches.items():
+        words += [switch, value] if value else []
+    return shlex.join(words + [f"--{flag}" for flag in flags])
