@@ -318,6 +318,16 @@ class Case(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, 
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
 
+def write_beside(case: Case, path: Path, folder: Path) -> None:
+    """Write a case that was read in `folder` to another place: a relative model path still leads to its file."""
+    if isinstance(case.model.file, str) and path.parent.absolute() != folder.absolute():
+        case = msgspec.structs.replace(case, model=Model(file=str(folder.absolute() / case.model.file)))
+    try:
+        case.write(path)
+    except OSError as error:
+        raise CaseError(f"{path}: cannot be written: {error.strerror}") from None
+
+
 def read(path: Path) -> Case:
     """Read and check a case file. CaseError names the file, the step, the field and what is allowed."""
     try:

@@ -65,14 +65,18 @@ class Supervisor:
         timeout: float = TIMEOUT,
         trace: Path | None = None,
         worker: str = "isolate.replay.worker",
+        spare: bool = False,
     ) -> None:
+        """`spare`: while one child runs a case, the next is started beside it, for callers whose children often die."""
         self.build = build
         self.include = include
         self.target = target or find("cpu")
         self.timeout = timeout
         self.trace = trace
         self.worker = worker
+        self.spare = spare
         self._child: _Child | None = None
+        self._next: _Child | None = None
 
     def __enter__(self) -> Supervisor:
         return self
@@ -83,10 +87,11 @@ class Supervisor:
         self.close()
 
     def close(self) -> None:
-        """End the child, if there is one."""
-        if self._child is not None:
-            self._child.close()
-            self._child = None
+        """End the child and the one beside it, if there are any."""
+        self.fresh()
+        if self._next is not None:
+            self._next.close()
+            self._next = None
 
     def run(self, case: Case, check: Sequence[Check] = (), folder: Path = Path(), deep: bool = False) -> Outcome:
         """Run a case in the warm child, or in a new one when the last died.
@@ -95,6 +100,8 @@ class Supervisor:
         """
         started = time.perf_counter()
         child = self._ready()
+        if self.spare and self._next is None:
+            self._next = _Child(self)
         asked = list(dict.fromkeys([*case.checks(), *check]))
         reply = child.ask(protocol.RunCase(case, str(folder), asked, deep), case)
         if isinstance(reply, Fault):
@@ -105,7 +112,9 @@ class Supervisor:
 
     def fresh(self) -> None:
         """Let the next run have a new child."""
-        self.close()
+        if self._child is not None:
+            self._child.close()
+            self._child = None
 
     def describe(self) -> dict[str, object]:
         """What the build is and has, for `isolate doctor`."""
@@ -126,7 +135,7 @@ class Supervisor:
 
     def _ready(self) -> _Child:
         if self._child is None:
-            child = _Child(self)
+            child, self._next = self._next or _Child(self), None
             try:
                 reply = child.await_reply(None)
             except BaseException:
@@ -181,6 +190,7 @@ class _Child:
     def ask(self, request: protocol.Request, case: Case | None) -> protocol.Reply | Fault:
         """Send a request and wait for the answer, or for the fault that stands for it."""
         os.ftruncate(self.log, 0)
+        self.ooms = _oom_kills()
         self.deep = isinstance(request, protocol.RunCase) and request.deep
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(protocol.encode(request))

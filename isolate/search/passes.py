@@ -1,0 +1,262 @@
+"""What can be removed from a case: passes for the reducer that know what a step depends on.
+
+Every candidate is checked like a file is: one that is not a valid case is not offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from isolate.case import (
+    Case,
+    Checkpoint,
+    Context,
+    Decode,
+    Load,
+    Model,
+    Restore,
+    Run,
+    Save,
+    SeqAdd,
+    SeqCp,
+    SeqRm,
+)
+from isolate.search import history
+from isolate.search.reduce import Reducer, drop_ranges, lower
+from isolate.search.without import (
+    CELLS,
+    counting,
+    cut,
+    least_cells,
+    merged,
+    on_one_slot,
+    renumbered,
+    runs_of,
+    sharing,
+    slots,
+    unlike_counting,
+    valid,
+    with_all_runs,
+    with_run,
+    with_settings,
+    with_steps,
+    without_slot,
+)
+from isolate.zoo import ZOO
+
+DEFAULTS = Context()
+_MEMORY = ("attention", "window", "recurrent", "hybrid")
+STATES = (Checkpoint, Restore, Save, Load)
+
+CaseReducer = Reducer[Case]
+
+
+def content(case: Case) -> bytes:
+    """What of a case decides how it runs."""
+    return msgspec.json.encode(replace(case, about="", expect="pass"))
+
+
+def size(case: Case) -> tuple[int, ...]:
+    """Sort key: steps first (a state counts twice), then tokens and slots, then how far settings and model are from plain."""
+    runs = [run for step in case.steps if isinstance(step, Decode) for run in step.batch]
+    used = slots(case)
+    settings = case.context.settings()
+    unlike = [name for name, value in settings.items() if name not in _COUNTED and value != getattr(DEFAULTS, name)]
+    return (
+        len(case.steps) + sum(isinstance(step, STATES) for step in case.steps),
+        sum(run.count() for run in runs),
+        len(used),
+        len(runs),
+        sum(used),
+        case.context.n_seq_max,
+        len(unlike) + (case.api != "llama_decode") + case.hostile + len(case.checks()),
+        case.context.n_ctx,
+        model_rank(case.model),
+        sum(unlike_counting(run) for run in runs),
+        sum(run.at is not UNSET for run in runs) + sum(run.logits != "last" for run in runs),
+        len(content(case)),
+    )
+
+
+_COUNTED = ("n_ctx", "n_seq_max")
+
+
+def model_rank(model: Model) -> int:
+    """How much a model has: a file most, then by kind of memory and tensors; a quantized one more than F32."""
+    if not isinstance(model.zoo, str):
+        return 10**6
+    recipe = ZOO[model.zoo]
+    plain = model.type is UNSET or model.type == "F32"
+    return 1000 * _MEMORY.index(recipe.memory) + 10 * len(recipe.tensors) + (not plain) * 2 + (model.seed is not UNSET)
+
+
+# -- steps
+
+
+def drop_all_but_the_last_steps(reducer: CaseReducer) -> None:
+    """Leave the step that fails, with as few before it as will do."""
+    count, kept = len(reducer.best.steps), 1
+    while kept < count and reducer.first([with_steps(reducer.best, reducer.best.steps[-kept:])]) is None:
+        kept *= 2
+
+
+def drop_ranges_of_steps(reducer: CaseReducer) -> None:
+    """Remove steps, with what depends on them."""
+    drop_ranges(
+        reducer,
+        lambda case: len(case.steps),
+        lambda case, start, stop: with_steps(case, [*case.steps[:start], *case.steps[stop:]]),
+    )
+
+
+def drop_slots(reducer: CaseReducer) -> None:
+    """Remove everything that is done with a slot; or give all tokens of a batch to one slot."""
+    for slot in reversed(slots(reducer.best)):
+        reducer.first([without_slot(reducer.best, slot)])
+    used = slots(reducer.best)
+    if len(used) > 1:
+        reducer.first(on_one_slot(reducer.best, slot) for slot in used)
+    reducer.first([renumbered(reducer.best)])
+
+
+def drop_runs(reducer: CaseReducer) -> None:
+    """Remove single runs of tokens from batches."""
+    for index, number in runs_of(reducer.best, reverse=True):
+        reducer.first([with_run(reducer.best, index, number, None)])
+
+
+def merge_decodes(reducer: CaseReducer) -> None:
+    """One batch instead of two that follow each other."""
+    index = len(reducer.best.steps) - 2
+    while index >= 0:
+        reducer.first([merged(reducer.best, index)])
+        index = min(index, len(reducer.best.steps) - 1) - 1
+
+
+def decode_instead_of_restoring(reducer: CaseReducer) -> None:
+    """The tokens of a state, decoded anew, instead of the state."""
+    index = len(reducer.best.steps) - 1
+    while index >= 0:
+        if index < len(reducer.best.steps) and isinstance(reducer.best.steps[index], Restore | Load):
+            reducer.first(with_steps(reducer.best, steps) for steps in history.straight(reducer.best, index))
+        index -= 1
+
+
+def share_states(reducer: CaseReducer) -> None:
+    """One state that is set twice instead of two."""
+    for index in range(len(reducer.best.steps) - 1, -1, -1):
+        step = reducer.best.steps[index] if index < len(reducer.best.steps) else None
+        if isinstance(step, Restore | Load):
+            maker = Checkpoint if isinstance(step, Restore) else Save
+            names = [other.name for other in reducer.best.steps[:index] if isinstance(other, maker)]
+            reducer.first(sharing(reducer.best, index, name) for name in names if name != step.name)
+
+
+def shorten_runs(reducer: CaseReducer) -> None:
+    """As few tokens as will do, in all runs at once and then in each."""
+    reducer.first([with_all_runs(reducer.best, lambda run: cut(run, 1))])
+    for index, number in runs_of(reducer.best):
+        runs = reducer.best.steps[index].batch  # type: ignore[union-attr]
+        # what a last ubatch holds alone
+        reducer.first([with_run(reducer.best, index, number, cut(runs[number], runs[number].count() % reducer.best.context.n_ubatch or 1))])  # fmt: skip
+        runs = reducer.best.steps[index].batch  # type: ignore[union-attr]
+
+        def with_count(count: int, index: int = index, number: int = number, run: Run = runs[number]) -> Case | None:
+            return with_run(reducer.best, index, number, cut(run, count))
+
+        lower(reducer, runs[number].count(), 1, with_count)
+
+
+def plain_runs(reducer: CaseReducer) -> None:
+    """Positions that follow each other, logits of the last token, tokens 0, 1, 2, ..."""
+    changes: list[Callable[[Run], Run]] = [
+        lambda run: replace(run, at=UNSET),
+        lambda run: replace(run, logits="last"),
+        lambda run: replace(run, tokens=counting(run.count())),
+    ]
+    for change in changes:
+        if reducer.first([with_all_runs(reducer.best, change)]) is None:
+            for index, number in runs_of(reducer.best):
+                run = reducer.best.steps[index].batch[number]  # type: ignore[union-attr]
+                reducer.first([with_run(reducer.best, index, number, change(run))])
+
+
+def plain_numbers(reducer: CaseReducer) -> None:
+    """Whole slots instead of ranges of positions, shifts by one, states in memory."""
+    for index in range(len(reducer.best.steps)):
+        changes: list[dict[str, Any]] = []
+        step = reducer.best.steps[index]
+        if isinstance(step, SeqRm | SeqCp | SeqAdd):
+            changes += [{"p0": -1, "p1": -1}, {"p0": -1}, {"p1": -1}]
+        if isinstance(step, SeqAdd):
+            changes.append({"delta": 1})
+        if isinstance(step, Save):
+            changes.append({"via": "memory"})
+        for change in changes:
+            steps = list(reducer.best.steps)
+            steps[index] = replace(steps[index], **change)
+            reducer.first([with_steps(reducer.best, steps)])
+
+
+# -- settings and model
+
+
+def plain_settings(reducer: CaseReducer) -> None:
+    """Settings to their defaults: all at once, then each; then as few slots and cells as will do."""
+    least = least_cells(reducer.best)
+    plain = replace(DEFAULTS, n_ctx=least, n_seq_max=max(slots(reducer.best), default=0) + 1)
+    reducer.first([valid(replace(reducer.best, context=plain, api="llama_decode", hostile=False))])
+    for name, value in reducer.best.context.settings().items():
+        default = getattr(DEFAULTS, name)
+        if name not in _COUNTED and value != default:
+            reducer.first([with_settings(reducer.best, {name: default})])
+    for change in ({"api": "llama_decode"}, {"hostile": False}):
+        reducer.first([valid(replace(reducer.best, **change))])
+    wanted = reducer.best.checks()
+    reducer.first(valid(replace(reducer.best, check=[other for other in wanted if other != name])) for name in wanted)
+    lower(
+        reducer,
+        reducer.best.context.n_seq_max,
+        max(slots(reducer.best), default=0) + 1,
+        lambda count: with_settings(reducer.best, {"n_seq_max": count}),
+    )
+    least = least_cells(reducer.best)
+    lower(
+        reducer,
+        -(-reducer.best.context.n_ctx // CELLS),
+        least // CELLS,
+        lambda count: with_settings(reducer.best, {"n_ctx": count * CELLS}),
+    )
+
+
+def plain_model(reducer: CaseReducer) -> None:
+    """The plainest model of the zoo that will do, not quantized, of the default seed."""
+    reducer.first([valid(replace(reducer.best, model=replace(reducer.best.model, type=UNSET, seed=UNSET)))] if reducer.best.model.zoo is not UNSET else [])  # fmt: skip
+    kept = reducer.best.model
+    names = sorted(ZOO, key=lambda name: model_rank(Model(zoo=name)))
+    reducer.first(valid(replace(reducer.best, model=Model(zoo=name, type=kept.type, seed=kept.seed))) for name in names)
+    kept = reducer.best.model
+    if kept.seed is not UNSET:
+        reducer.first([valid(replace(reducer.best, model=replace(kept, seed=UNSET)))])
+
+
+#: In the order that takes away most with least.
+PASSES: tuple[Callable[[CaseReducer], None], ...] = (
+    drop_all_but_the_last_steps,
+    drop_slots,
+    drop_ranges_of_steps,
+    decode_instead_of_restoring,
+    share_states,
+    merge_decodes,
+    drop_runs,
+    plain_settings,
+    shorten_runs,
+    plain_runs,
+    plain_numbers,
+    plain_model,
+)
