@@ -20,10 +20,12 @@ from isolate.options import build_options, json_option, replay_line
 from isolate.replay.supervisor import TIMEOUT, Supervisor
 from isolate.replay.target import device_libraries
 from isolate.replay.target import find as find_target
+from isolate.report import cpp, findings, issue, python
 from isolate.report import doctor as report_doctor
 from isolate.report import json as report_json
 from isolate.report import kernels as report_kernels
 from isolate.report import minimized as report_minimized
+from isolate.report import pytest as report_pytest
 from isolate.report import text as report_text
 from isolate.report.progress import watched
 from isolate.search import minimize as minimizer
@@ -366,3 +368,36 @@ def minimize(
 
 
 cli_serve.add_to(main)
+
+
+@main.command()
+@click.argument("path", metavar="FINDING", type=click.Path(path_type=Path))
+@click.option("--as", "form", required=True, type=click.Choice(["cpp", "python", "pytest", "issue"]))
+@click.option(
+    "--number",
+    default=0,
+    show_default=True,
+    metavar="N",
+    type=click.IntRange(0),
+    help="Which finding of the file, from 0.",
+)
+@build_options
+@click.option("--out", metavar="PATH", help="Where to write it [default: standard output].")
+def export(
+    path: Path, form: str, number: int, build: str | None, include: str | None, target: str, out: str | None
+) -> None:
+    """Something to hand to a developer, from a finding that --json FILE of another command wrote.
+
+    `issue` asks the build (--build) for its version.
+    """
+    finding, case = findings.one(path, number)
+    if form == "issue":
+        with Supervisor(build, include, find_target(target, build, include)) as supervisor:
+            text = issue.text(finding, case, supervisor.describe())
+    else:
+        writer = {"cpp": cpp.text, "python": python.text, "pytest": report_pytest.text}[form]
+        text = writer(finding, case)
+    if out in (None, "-"):
+        click.echo(text, nl=False)
+        return
+    report_json.write_text(text, str(out))

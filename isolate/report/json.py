@@ -41,7 +41,12 @@ def write(data: dict[str, Any], where: str) -> None:
     if where == "-":
         click.echo(text)
         return
+    write_text(text + "\n", where)
+
+
+def write_text(text: str, where: str) -> None:
+    """Write a file. IsolateError where it cannot be written."""
     try:
-        Path(where).write_text(text + "\n")
+        Path(where).write_text(text)
     except OSError as error:
         raise IsolateError(f"{where}: cannot be written: {error.strerror}") from None

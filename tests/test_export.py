@@ -1,0 +1,211 @@
+"""What is handed to a developer works: it compiles, runs, and ends as the finding does; nothing in a case breaks out."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from isolate import case as cases
+from isolate.cli import main
+from isolate.library.find import find_build
+from isolate.replay.target import device_libraries
+from isolate.report.lowered import NEEDS_AN_ORACLE, model_file
+from isolate.trace import dry, gpus
+from tests import cuda_builds
+from tests.conftest import ROOT
+from tests.test_cases import FAULTY, name
+
+COMPILER = os.environ.get("CXX", "g++")
+
+
+@pytest.fixture(autouse=True)
+def default_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ISOLATE_BUILD", raising=False)
+
+
+def isolate(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words], catch_exceptions=False)
+
+
+def finding_of(case: Path, found: Path, *words: str | Path) -> dict[str, Any]:
+    """Run a case and keep its finding as a file; the finding."""
+    assert isolate("run", case, "--json", found, *words).exit_code == 1
+    finding: dict[str, Any] = json.loads(found.read_text())["findings"][0]
+    return finding
+
+
+def exported(found: Path, form: str, out: Path) -> Path:
+    result = isolate("export", found, "--as", form, "--out", out)
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def header() -> Path:
+    """Where the wheel of llama-cpp-python puts llama.h."""
+    folder = find_build().llama.parents[2] / "include"
+    if not (folder / "llama.h").is_file():
+        pytest.skip("llama.h of the installed llama-cpp-python is not there")
+    return folder
+
+
+def compiled(source: Path, libraries: Path) -> Path:
+    if shutil.which(COMPILER) is None:
+        pytest.skip(f"{COMPILER} is not installed")
+    program = source.with_suffix("")
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wl,--unresolved-symbols=ignore-in-shared-libs"]
+    command = [COMPILER, *flags, str(source), f"-I{header()}", f"-L{libraries}", "-lllama", "-lggml", "-lggml-base"]
+    subprocess.run([*command, "-o", str(program)], check=True)
+    return program
+
+
+def model_of(case: Path, folder: Path) -> Path:
+    model = cases.read(case).model
+    out = folder / model_file(cases.read(case))[0]
+    words = ["--type", str(model.type)] if isinstance(model.type, str) else []
+    assert isolate("model", str(model.zoo), *words, "--out", out).exit_code == 0
+    return out
+
+
+def ends_like(finding: dict[str, Any], ended: subprocess.CompletedProcess[str]) -> None:
+    """The process ended as the finding says: by the same assertion, exception or answer."""
+    fault, said = finding["fault"], ended.stdout + ended.stderr
+    if fault["kind"] in ("decode", "state", "memory"):
+        assert ended.returncode == 1, said
+        assert f"FAULT in step {fault['step']['index']}: {fault['origin']['call']}" in said
+        assert f"returned {fault['origin']['code']}" in said or fault["kind"] == "memory"
+        return
+    assert ended.returncode < 0, said
+    if fault["kind"] == "assert":
+        assert fault["report"]["text"].splitlines()[0] in said
+
+
+@pytest.mark.parametrize("form", ["cpp", "python"])
+@pytest.mark.parametrize("path", [pytest.param(path, id=name(path)) for path in FAULTY])
+def test_a_program_ends_as_the_finding_does(path: Path, form: str, tmp_path: Path) -> None:
+    finding = finding_of(path, tmp_path / "found.json")
+    if finding["fault"]["kind"] in NEEDS_AN_ORACLE:
+        refused = isolate("export", tmp_path / "found.json", "--as", form)
+        assert refused.exit_code == 2
+        assert "is seen by an oracle" in refused.output
+        return
+    if form == "cpp":
+        libraries = find_build().llama.parent
+        command = [str(compiled(exported(tmp_path / "found.json", "cpp", tmp_path / "program.cpp"), libraries))]
+    else:
+        libraries = Path()
+        command = [sys.executable, str(exported(tmp_path / "found.json", "python", tmp_path / "program.py"))]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries), "GGML_NO_BACKTRACE": "1"}
+    model = model_of(path, tmp_path)
+    ended = subprocess.run([*command, str(model)], env=environment, capture_output=True, text=True, timeout=120)
+    ends_like(finding, ended)
+
+
+def test_a_control_ends_with_zero(tmp_path: Path) -> None:
+    """The fault of one case with the steps of one that passes: a program must not fail by itself."""
+    path = ROOT / "cases/reports/r13-right-restore-hybrid.json"
+    finding_of(ROOT / "cases/reports/r12-shift-of-m-rope.json", tmp_path / "found.json")
+    document = json.loads((tmp_path / "found.json").read_text())
+    document["findings"][0]["case"] = json.loads(path.read_text())
+    document["findings"][0]["fault"]["step"]["index"] = len(cases.read(path).steps) - 1
+    (tmp_path / "found.json").write_text(json.dumps(document))
+    model, libraries = model_of(path, tmp_path), find_build().llama.parent
+    program = compiled(exported(tmp_path / "found.json", "cpp", tmp_path / "program.cpp"), libraries)
+    script = exported(tmp_path / "found.json", "python", tmp_path / "program.py")
+    for command in ([str(program)], [sys.executable, str(script)]):
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+        ended = subprocess.run([*command, str(model)], env=environment, capture_output=True, text=True, timeout=120)
+        assert (ended.returncode, ended.stdout) == (0, "no fault\n"), ended.stderr
+
+
+def test_the_seeds_program_dies_of_the_same_launch_on_the_dry_device(tmp_path: Path) -> None:
+    build, seed = cuda_builds.ptx80(), ROOT / "cases/cuda/seed-two-slots.json"
+    finding_of(seed, tmp_path / "found.json", "--build", build, "--target", "dry:h200")
+    program = compiled(exported(tmp_path / "found.json", "cpp", tmp_path / "program.cpp"), build)
+    device = dry.prepare(gpus.find_all("h200"), device_libraries(find_build(str(build))))
+    folders = [str(build), str(dry.native_folder())]
+    environment = {**os.environ, **device.environment, "LD_LIBRARY_PATH": ":".join(folders), "GGML_NO_BACKTRACE": "1"}
+    model = model_of(seed, tmp_path)
+    ended = subprocess.run([str(program), str(model)], env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode < 0, ended.stderr
+    assert "mul_mat_vec_q_moeIL9ggml_type11ELi2ELb0" in ended.stderr
+    assert "256 threads a block, its launch bound is 160" in ended.stderr
+    assert "CUDA error: invalid argument" in ended.stderr
+
+
+def test_an_exported_regression_test_fails_while_the_fault_is_there_and_skips_without_the_build(tmp_path: Path) -> None:
+    finding_of(ROOT / "cases/reports/r11-part-copied-between-streams.json", tmp_path / "found.json")
+    test = exported(tmp_path / "found.json", "pytest", tmp_path / "test_exported.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(test)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert "full KV buffers" in ended.stdout
+    test.write_text(test.read_text().replace("NEEDS_BUILD = False", "NEEDS_BUILD = True"))
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0
+    assert "ISOLATE_BUILD is not set" in ended.stdout
+
+
+NASTY = "x */ \\\n#error \\u000a??/\n</script><script>alert(1)</script> `````` @all \"\"\" ''' & <b>"
+
+
+def test_nothing_in_a_finding_breaks_out(tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    finding_of(ROOT / "cases/reports/r11-part-copied-between-streams.json", found)
+    document = json.loads(found.read_text())
+    finding = document["findings"][0]
+    finding["case"]["about"] = NASTY
+    finding["fault"]["explanation"] = NASTY
+    finding["fault"]["signature"]["where"] = NASTY
+    finding["fault"]["log"] = [NASTY]
+    found.write_text(json.dumps(document))
+    compiled(exported(found, "cpp", tmp_path / "program.cpp"), find_build().llama.parent)
+    compile(exported(found, "python", tmp_path / "program.py").read_text(), "program", "exec")
+    test = exported(found, "pytest", tmp_path / "exported_case.py")
+    spec = importlib.util.spec_from_file_location("exported_case", test)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert json.loads(module.CASE)["about"] == NASTY
+    text = exported(found, "issue", tmp_path / "issue.md").read_text()
+    fence = "`" * 7
+    assert f"\n{fence}shell\n{NASTY}\n{fence}\n" in text
+    title = text.splitlines()[0]
+    assert "<script>" not in title and "@all" not in title
+
+
+def test_the_issue_has_the_fields_of_the_template(tmp_path: Path) -> None:
+    path = ROOT / "cases/reports/r11-part-copied-between-streams.json"
+    finding = finding_of(path, tmp_path / "found.json")
+    text = exported(tmp_path / "found.json", "issue", tmp_path / "issue.md").read_text()
+    for field in (
+        "Name and Version",
+        "Operating systems",
+        "GGML backends",
+        "Hardware",
+        "Models",
+        "Relevant log output",
+    ):
+        assert f"\n### {field}\n" in text
+    assert f"$ {finding['replay']}" in text
+    assert "libllama.so" in text and '#include "llama.h"' in text
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [("{", "not findings"), ('{"schema": "other/1", "findings": []}', "its schema is"), ('{"schema": "isolate.findings/1", "findings": []}', "it holds no finding")],
+)  # fmt: skip
+def test_a_file_that_holds_no_findings_is_refused(content: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "found.json").write_text(content)
+    result = isolate("export", tmp_path / "found.json", "--as", "cpp")
+    assert result.exit_code == 2
+    assert says in result.output
