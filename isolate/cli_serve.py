@@ -16,8 +16,10 @@ from isolate.options import json_option, replay_line
 from isolate.replay.target import find as find_target
 from isolate.report import json as report_json
 from isolate.report import matrix as report_matrix
+from isolate.report import recorded as report_recorded
 from isolate.report.progress import watched
 from isolate.search import pin
+from isolate.serve import record as recorder
 from isolate.serve import table as tables
 from isolate.serve.matrix import Kept, Place, follow, run
 from isolate.trace import gpus
@@ -148,7 +150,34 @@ def _write(path: Path, text: str) -> None:
         raise IsolateError(f"{path}: cannot be written: {error.strerror}") from None
 
 
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...", type=click.UNPROCESSED)
+@click.option(
+    "--out", required=True, metavar="CASE", type=click.Path(path_type=Path), help="Where to write what it called."
+)
+@click.option("--target", default="cpu", metavar="dry:GPU", help="Simulate this GPU below a program made for CUDA.")
+@click.option("--trace", metavar="FILE", type=click.Path(path_type=Path), help="Also trace its CUDA calls into FILE.")
+@click.option("--build", metavar="DIR", help="The libllama it is linked with, where that cannot be told.")
+def record(command: tuple[str, ...], out: Path, target: str, trace: Path | None, build: str | None) -> None:
+    """What did that real server call before it died?
+
+    Starts COMMAND (a llama-server, or any program that is linked with a shared libllama) with a recorder in front of
+    libllama, and writes what was called as a case when it has ended. Exit code 1: it died of a signal, or a CUDA call failed.
+    """
+    if not out.parent.is_dir():
+        raise IsolateError(f"{out}: there is no folder {out.parent}")
+    made = recorder.record(command, target, build, trace)
+    try:
+        made.case.write(out)
+    except OSError as error:
+        raise IsolateError(f"{out}: cannot be written: {error.strerror}") from None
+    switches = {"--build": build or made.build, "--target": target if target != "cpu" else None}
+    for line in report_recorded.text(made, out, replay_line(out, switches, ())):
+        click.echo(line, err=True)
+    sys.exit(1 if made.fault or made.status > 128 else 0)
+
+
 def add_to(group: click.Group) -> None:
     """The commands of this module become commands of `group`."""
-    for command in (matrix,):
+    for command in (matrix, record):
         group.add_command(command)

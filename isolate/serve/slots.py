@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
+
 from isolate.case import Checkpoint, Decode, Flag, Load, Restore, Save, SeqAdd, SeqRm, Step
 from isolate.serve.batch import Item, runs
 from isolate.serve.cache import Kept, Prompt, PromptCache, common
@@ -69,6 +71,9 @@ class Server:
         self.cache = PromptCache(limit, options.ctx_size) if options.cache_ram else None
         self.flags: list[Flag] = ["partial_only", *(["on_device"] if options.checkpoints_on_device else [])]  # type: ignore[list-item]
         self.done: set[int] = set()
+        #: requests to be given a slot, and those that found none; a slot that is released calls one of these to the front
+        self.queue: list[int] = []
+        self.deferred: list[int] = []
         self.files: dict[str, Prompt] = {}
         self.clock = 0
         self.named = 0
@@ -77,18 +82,21 @@ class Server:
     def steps(self) -> Iterator[Step]:
         """Everything the server calls, in order, until the last request is answered."""
         waiting = list(range(len(self.requests)))
-        while waiting or any(slot.task for slot in self.slots):
-            for index in list(waiting):
-                if self._arrived(index) and (yield from self._assign(index)):
-                    waiting.remove(index)
+        while waiting or self.queue or any(slot.task for slot in self.slots):
+            self.queue += [index for index in waiting if self._arrived(index)]
+            waiting = [index for index in waiting if not self._arrived(index)]
+            asked, self.queue = self.queue, []
+            for index in asked:
+                if not (yield from self._assign(index)):
+                    self.deferred.append(index)
             if any(slot.task for slot in self.slots):
                 yield from self._round()
-            elif (
-                all(not self._arrived(index) and self.requests[index].round <= self.round for index in waiting)
-                and waiting
-            ):
+            elif waiting and not any(self._arrived(index) or self._later(index) for index in waiting):
                 raise ServeError(f"request {waiting[0]} waits for one that is never answered")
             self.round += 1
+
+    def _later(self, index: int) -> bool:
+        return self.requests[index].round > self.round
 
     def _arrived(self, index: int) -> bool:
         request = self.requests[index]
@@ -329,7 +337,7 @@ class Server:
         while place < len(batch):
             part = batch[place : place + most]
             fits = self._fits(len(part))
-            decode = Decode(runs(part, self.slots, self.requests), **({} if fits else {"returns": 1}))
+            decode = Decode(runs(part, self.slots, self.requests), returns=UNSET if fits else 1)
             yield decode
             if not fits:
                 if most == 1:
@@ -383,3 +391,7 @@ class Server:
         self.done.add(slot.task.index)
         self.clock += 1
         slot.used, slot.task = self.clock, None
+        if self.deferred:
+            called = next((index for index in self.deferred if self.requests[index].slot == slot.id), self.deferred[0])
+            self.deferred.remove(called)
+            self.queue.insert(0, called)

@@ -1,0 +1,103 @@
+"""A user's program, looked at before it is started: can a library be put in front of its libllama?
+
+What cannot be recorded is said in one sentence: a program that is not there, is set-user-id, is for another machine, or
+has libllama linked into it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from isolate.errors import IsolateError
+from isolate.library.elf import Elf, ElfError, read_elf, this_machine
+
+#: In the text of every program that has libllama inside.
+_INSIDE = b"llama_init_from_model"
+
+
+class RecordError(IsolateError):
+    """A program cannot be recorded: says why, and what to do."""
+
+
+def find_program(word: str) -> Path:
+    """The file that a shell would start for this word."""
+    found = shutil.which(word)
+    if found is None:
+        there = Path(word).exists()
+        raise RecordError(
+            f"{word}: {'it may not be started (no permission, or a folder)' if there else 'no such program'}"
+        )
+    return Path(found).resolve()
+
+
+def check_program(path: Path) -> Path | None:
+    """The libllama that the program is linked with, where that can be told. RecordError when it cannot be recorded."""
+    mode = path.stat().st_mode
+    if mode & (stat.S_ISUID | stat.S_ISGID):
+        raise RecordError(
+            f"{path}: it is set-user-id, so the linker lets no library be preloaded: record it as its user"
+        )
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
+    if start != b"\x7fELF":
+        return None  # A script: what it starts is recorded.
+    try:
+        elf = read_elf(path)
+    except (ElfError, OSError):
+        _inside(path)
+        return None
+    if elf.machine != this_machine():
+        raise RecordError(f"{path}: it is for {elf.machine}, this machine is {this_machine()}")
+    linked = linked_llama(path, elf)
+    if linked is None:
+        _inside(path)
+    return linked
+
+
+def linked_llama(path: Path, elf: Elf) -> Path | None:
+    """The libllama among the libraries that a program needs, directly or through others."""
+    seen: set[str] = set()
+    waiting = [(path, elf)]
+    while waiting:
+        owner, needs = waiting.pop()
+        for name in needs.needed:
+            if name in seen:
+                continue
+            seen.add(name)
+            found = _library(name, owner, needs)
+            if found is None:
+                continue
+            if name.startswith("libllama.so"):
+                return found
+            try:
+                waiting.append((found, read_elf(found)))
+            except (ElfError, OSError):
+                continue
+    return None
+
+
+def _library(name: str, owner: Path, elf: Elf) -> Path | None:
+    """Where the linker finds a library: the folders of the file that needs it, LD_LIBRARY_PATH."""
+    folders = [
+        folder.replace("$ORIGIN", str(owner.parent)).replace("${ORIGIN}", str(owner.parent)) for folder in elf.search
+    ]
+    folders += [folder or "." for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":")]
+    places = (Path(folder, name) for folder in folders if folder)
+    return next((place.resolve() for place in places if place.is_file()), None)
+
+
+def _inside(path: Path) -> None:
+    """RecordError when the program has libllama inside."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if data.find(_INSIDE) >= 0:
+            raise RecordError(
+                f"{path}: it links libllama statically, so nothing can stand in front of it: use a build of it with shared "
+                "libraries (-DBUILD_SHARED_LIBS=ON)"
+            )

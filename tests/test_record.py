@@ -1,0 +1,178 @@
+"""Recordings of a real server: they replay to the same tokens, survive any death, and say what cannot be recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from isolate import case as cases
+from isolate.case import Decode
+from isolate.cli import main
+from isolate.errors import IsolateError
+from isolate.replay.supervisor import Supervisor
+from isolate.serve.program import check_program
+from isolate.serve.recorded import steps_of
+from isolate.serve.recording import Kind, Recording, read
+from isolate.trace.ring import native_library
+from tests.conftest import ROOT
+from tests.servers import ISOLATE, RunningServer, free_port, server_build, server_program
+
+PROMPTS = [[(7 * i + 13 * s) % 120 for i in range(60 + 9 * s)] for s in range(2)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A hybrid model."""
+    path = tmp_path_factory.mktemp("models") / "model.gguf"
+    with Supervisor() as children:
+        children.make_model("qwen35moe", "Q8_0", 1, path)
+    return path
+
+
+def isolate(*words: object) -> tuple[int, str]:
+    done = CliRunner().invoke(main, [str(word) for word in words])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def recorder(out: Path, *command: object) -> subprocess.CompletedProcess[str]:
+    words = [*ISOLATE, "record", "--out", out, "--", *command]
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+
+
+def test_a_recorded_run_replays_to_the_tokens_the_server_answered(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "case.json"
+    with RunningServer(model, out, "-np", 2, "-c", 2048) as server:
+        answers = server.complete(PROMPTS, 12)
+        answers += server.complete([[*PROMPTS[0][:40], 1, 2, 3]], 6)
+        assert server.end() == 0, server.output
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.greedy_child", str(server_build()), str(out)],
+        capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    pairs = json.loads(done.stdout)
+    assert len(pairs) == sum(len(answer) - 1 for answer in answers)
+    assert all(recorded == replayed for _, recorded, replayed in pairs)
+    assert isolate("run", out, "--build", server_build(), "--check", "positions,nan")[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+def test_a_server_that_dies_in_the_middle_leaves_a_case(number: int, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "case.json"
+    server = RunningServer(model, out, "-np", 2, "-c", 8192)
+    with server:
+        asking = threading.Thread(target=_ask_until_it_dies, args=(server,))
+        asking.start()
+        time.sleep(0.4)
+        os.kill(server.server_process(), number)
+        asking.join()
+        said, _ = server.process.communicate(timeout=30)
+    assert server.process.returncode == 1
+    assert f"the program died of {signal.Signals(number).name}" in said
+    steps = cases.read(out).steps
+    assert sum(isinstance(step, Decode) for step in steps) > 10
+    assert isolate("run", out, "--build", server_build())[0] == 0
+
+
+def _ask_until_it_dies(server: RunningServer) -> None:
+    try:
+        server.complete(PROMPTS, 3000)
+    except OSError:
+        return
+
+
+def test_a_recording_is_read_up_to_where_it_is_whole(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "calls"
+    file.touch()
+    environment = {"LD_LIBRARY_PATH": str(server_build() / "lib"), "ISOLATE_RECORD": str(file)}
+    environment["LD_PRELOAD"] = str(native_library("record"))
+    words = [server_program(), "-m", model, "-fit", "off", "-c", 512, "-np", 1, "--no-warmup", "--port", free_port()]
+    server = subprocess.Popen(
+        [str(word) for word in words],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    for _ in range(200):
+        if len([call for call in read(file).calls if call.kind == Kind.CLEAR]) == 2:
+            break
+        time.sleep(0.05)
+    server.kill()
+    server.wait()
+    data = file.read_bytes()
+    whole = steps_of(read(file)).steps
+    assert [step.kind for step in whole][:2] == ["clear", "decode"]
+    lengths = set()
+    for size in range(0, len(data), 37):
+        file.write_bytes(data[:size])
+        lengths.add(len(read(file).calls))
+    assert max(lengths) <= len(read_of(file, data).calls)
+    for place in range(0, len(data) - 4, 101):  # damage anywhere is no exception
+        file.write_bytes(data[:place] + struct.pack("<I", 0xFFFFFFFF) + data[place + 4 :])
+        try:
+            steps_of(read(file))
+        except IsolateError:
+            continue
+
+
+def read_of(file: Path, data: bytes) -> Recording:
+    file.write_bytes(data)
+    recording = read(file)
+    assert recording.first(Kind.CONTEXT)
+    return recording
+
+
+# -- what cannot be recorded
+
+
+def refused(done: subprocess.CompletedProcess[str], words: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def compiled(folder: Path, name: str, source: str, *options: str) -> Path:
+    (folder / f"{name}.c").write_text(source)
+    program = folder / name
+    subprocess.run(["cc", "-o", str(program), str(folder / f"{name}.c"), *options], check=True)
+    return program
+
+
+def test_a_program_that_cannot_be_recorded_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    out = tmp_path / "case.json"
+    refused(recorder(out, tmp_path / "nothing"), "no such program")
+    (tmp_path / "plain").write_text("no program")
+    refused(recorder(out, tmp_path / "plain"), "may not be started")
+    refused(recorder(out, "true"), "called no libllama")
+    inside = compiled(tmp_path, "inside", "int llama_init_from_model(void) {return 0;}\nint main(void) {return 0;}\n")
+    refused(recorder(out, inside), "it links libllama statically")
+    static = compiled(tmp_path, "static", "int main(void) {return 3;}\n", "-static")
+    refused(recorder(out, static), "the recorder was not loaded into it; it ended with 3")
+    refused(recorder(tmp_path / "none" / "case.json", "true"), "there is no folder")
+    assert not out.exists()
+
+
+def test_a_program_of_another_user_is_refused(tmp_path: Path) -> None:
+    program = compiled(tmp_path, "owned", "int main(void) {return 0;}\n")
+    program.chmod(0o4755)
+    with pytest.raises(IsolateError, match="set-user-id"):
+        check_program(program)
+
+
+def test_a_server_that_does_not_start_is_said(tmp_path: Path) -> None:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(server_build() / "lib")}
+    words = [*ISOLATE, "record", "--out", tmp_path / "case.json", "--", server_program(), "-m", tmp_path / "no.gguf"]
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert "it was started and made no context; it ended with 1, so there is nothing to record" in last
