@@ -11,43 +11,25 @@ import click
 import msgspec
 
 from isolate import case as cases_of
-from isolate import cli_serve
+from isolate import cli_findings, cli_serve
 from isolate.case import CHECKS, Check
 from isolate.errors import BuildError, DeviceError, IsolateError
-from isolate.fault import Finding
 from isolate.library.find import find_build
-from isolate.options import build_options, json_option, replay_line
+from isolate.options import build_options, checks, json_option, replay_line
 from isolate.replay.supervisor import TIMEOUT, Supervisor
 from isolate.replay.target import device_libraries
 from isolate.replay.target import find as find_target
-from isolate.report import cpp, findings, issue, python
 from isolate.report import doctor as report_doctor
 from isolate.report import json as report_json
 from isolate.report import kernels as report_kernels
-from isolate.report import minimized as report_minimized
-from isolate.report import pytest as report_pytest
 from isolate.report import text as report_text
 from isolate.report.progress import watched
-from isolate.search import minimize as minimizer
 from isolate.search import pin
 from isolate.trace import devices, gpus, launch
 from isolate.trace import kernels as kernel_table
 from isolate.trace.hooks import MODES
 from isolate.trace.ring import Ring
 from isolate.zoo import ZOO
-
-
-def checks(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[Check, ...]:
-    """`all`, or some of the oracles' names with commas between."""
-    if value is None:
-        return ()
-    if value == "all":
-        return CHECKS
-    asked = [name.strip() for name in value.split(",")]
-    for name in asked:
-        if name not in CHECKS:
-            raise click.BadParameter(f"{name!r} is not one of all, {', '.join(CHECKS)}")
-    return tuple(name for name in CHECKS if name in asked)
 
 
 def hook_mode(name: str) -> str:
@@ -277,127 +259,5 @@ def kernels(folder: str | None, gpu: str | None, kernel: str | None, json_path: 
             click.echo(line)
 
 
-class Budget(click.ParamType[dict[str, float]]):
-    """`80` replays, `30s` or `5m` of time, or both with a comma between."""
-
-    name = "budget"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for part in value.split(","):
-            number, unit = (part[:-1], part[-1]) if part[-1:] in ("s", "m", "h") else (part, "")
-            if not number.isascii() or not number.isdigit() or int(number) < 1:
-                self.fail(f"{value!r} is neither a number of replays (80) nor a time (30s, 5m, 1h)", parameter, context)
-            found["seconds" if unit else "replays"] = int(number) * {"": 1, "s": 1, "m": 60, "h": 3600}[unit]
-        return found
-
-
-@main.command()
-@click.argument("path", metavar="CASE", type=click.Path(path_type=Path))
-@build_options
-@click.option("--model", metavar="FILE|zoo:NAME[:TYPE]", help="Use this model instead of the case's.")
-@click.option("--check", callback=checks, metavar="all|NAME,...", help="Oracles to ask after each step.")
-@click.option(
-    "--budget", type=Budget(), metavar="N|TIME", help="Most replays (80), most time (30s, 5m), or both (80,5m)."
-)
-@click.option(
-    "--jobs", default=1, show_default=True, metavar="N", type=click.IntRange(1, 256), help="Children at once."
-)
-@click.option(
-    "--confirm",
-    default=3,
-    show_default=True,
-    metavar="N",
-    type=click.IntRange(1, 100),
-    help="Runs in fresh children before and after.",
-)
-@click.option(
-    "--timeout", default=TIMEOUT, metavar="SECONDS", type=click.FloatRange(0.1), help="For one step.", show_default=True
-)
-@click.option(
-    "--resume",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Keep each verdict in FILE, and take up again from what it holds.",
-)
-@click.option(
-    "--out",
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    help="Where to write what is left [default: CASE.min.json].",
-)
-@json_option
-def minimize(
-    path: Path, build: str | None, include: str | None, target: str, model: str | None, check: tuple[Check, ...],
-    budget: dict[str, float] | None, jobs: int, confirm: int, timeout: float, resume: Path | None, out: Path | None,
-    json_path: str | None,
-) -> None:  # fmt: skip
-    """What is it really about: the smallest case that still has the fault of CASE.
-
-    Exit code 1: there is a fault and this is what is left. 2: CASE has none, or something is not usable.
-    """
-    case = cases_of.read(path)
-    if model is not None:
-        case = cases_of.with_model(case, model)
-    out = out or path.with_name(f"{path.name.removesuffix('.json')}.min.json")
-    settings = pin.Settings(find_target(target, build, include), build, include, check, timeout=timeout)
-    switches = {"--build": build, "--include": include, "--target": target if target != "cpu" else None}
-    switches["--timeout"] = f"{timeout:g}" if timeout != TIMEOUT else None
-    own = {"--model": model, "--check": ",".join(check)}
-    allowed = budget or {}
-    replays = int(allowed["replays"]) if "replays" in allowed else None
-    limits = minimizer.Limits(replays, allowed.get("seconds"), jobs, confirm, resume)
-    job = pin.Job(case, path.parent, replay_line(path, {**switches, **own}, ()))
-    result = minimizer.minimize(job, settings, limits)
-    cases_of.write_beside(result.case, out, path.parent)
-    replay = replay_line(out, switches, ())
-    others = []
-    for number, (other, fault) in enumerate(result.others, 1):
-        place = out.with_name(f"{out.name.removesuffix('.json')}.other-{number}.json")
-        cases_of.write_beside(other, place, path.parent)
-        others.append((place, fault, replay_line(place, switches, ())))
-    if json_path != "-":
-        said = [(place, report_text.headline(fault)) for place, fault, _ in others]
-        click.echo(report_minimized.text(case, result, replay, said))
-    if json_path:
-        findings = [minimizer.finding(result, replay)]
-        findings += [Finding(other.as_json(), fault, 1, 1, line) for (other, _), (_, fault, line) in zip(result.others, others, strict=True)]  # fmt: skip
-        document = report_json.document(findings, result.replays)
-        report_json.write({**document, "minimized": report_minimized.data(result)}, json_path)
-    sys.exit(1)
-
-
 cli_serve.add_to(main)
-
-
-@main.command()
-@click.argument("path", metavar="FINDING", type=click.Path(path_type=Path))
-@click.option("--as", "form", required=True, type=click.Choice(["cpp", "python", "pytest", "issue"]))
-@click.option(
-    "--number",
-    default=0,
-    show_default=True,
-    metavar="N",
-    type=click.IntRange(0),
-    help="Which finding of the file, from 0.",
-)
-@build_options
-@click.option("--out", metavar="PATH", help="Where to write it [default: standard output].")
-def export(
-    path: Path, form: str, number: int, build: str | None, include: str | None, target: str, out: str | None
-) -> None:
-    """Something to hand to a developer, from a finding that --json FILE of another command wrote.
-
-    `issue` asks the build (--build) for its version.
-    """
-    finding, case = findings.one(path, number)
-    if form == "issue":
-        with Supervisor(build, include, find_target(target, build, include)) as supervisor:
-            text = issue.text(finding, case, supervisor.describe())
-    else:
-        writer = {"cpp": cpp.text, "python": python.text, "pytest": report_pytest.text}[form]
-        text = writer(finding, case)
-    if out in (None, "-"):
-        click.echo(text, nl=False)
-        return
-    report_json.write_text(text, str(out))
+cli_findings.add_to(main)

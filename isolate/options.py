@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from isolate.case import CHECKS, Check
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -41,3 +43,16 @@ def replay_line(path: Path, switches: dict[str, str | None], flags: tuple[str, .
     for switch, value in switches.items():
         words += [switch, value] if value else []
     return shlex.join(words + [f"--{flag}" for flag in flags])
+
+
+def checks(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[Check, ...]:
+    """`all`, or some of the oracles' names with commas between."""
+    if value is None:
+        return ()
+    if value == "all":
+        return CHECKS
+    asked = [name.strip() for name in value.split(",")]
+    for name in asked:
+        if name not in CHECKS:
+            raise click.BadParameter(f"{name!r} is not one of all, {', '.join(CHECKS)}")
+    return tuple(name for name in CHECKS if name in asked)

@@ -50,3 +50,11 @@ def write_text(text: str, where: str) -> None:
         Path(where).write_text(text)
     except OSError as error:
         raise IsolateError(f"{where}: cannot be written: {error.strerror}") from None
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder. IsolateError where it cannot be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise IsolateError(f"{path}: cannot be made: {error.strerror}") from None
