@@ -341,7 +341,10 @@ def read(path: Path) -> Case:
 
 
 def with_model(case: Case, model: str) -> Case:
-    """The case with another model: `zoo:NAME`, `zoo:NAME:TYPE`, or a GGUF file's path. CaseError when there is none."""
+    """The case with another model: `zoo:NAME`, `zoo:NAME:TYPE`, or a GGUF file's path. CaseError when there is none.
+
+    A zoo model's vocabulary is small: token ids beyond it are folded into it.
+    """
     try:
         if model.startswith("zoo:"):
             name, _, type_ = model[len("zoo:") :].partition(":")
@@ -350,9 +353,33 @@ def with_model(case: Case, model: str) -> Case:
             chosen = Model(file=str(Path(model).absolute()))
     except ValueError as error:
         raise CaseError(f"--model {model}: {error}") from None
-    changed = msgspec.structs.replace(case, model=chosen)
+    changed = _folded(msgspec.structs.replace(case, model=chosen))
     _Reader(changed, f"--model {model}").check()
     return changed
+
+
+def _folded(case: Case) -> Case:
+    """Token ids of another model's vocabulary, taken modulo the size of this one's; the case then says so."""
+    size = case.model.vocabulary()
+    if size is None or case.hostile:
+        return case
+
+    def fold(run: Run) -> Run:
+        if isinstance(run.tokens, Pattern):
+            whole = run.tokens.largest() < size
+            tokens: Any = run.tokens if whole else msgspec.structs.replace(run.tokens, modulo=size)
+        else:
+            tokens = run.tokens if isinstance(run.tokens, str) else [token % size for token in run.tokens]
+        return run if tokens == run.tokens else msgspec.structs.replace(run, tokens=tokens)
+
+    steps: list[Step] = [
+        Decode([fold(run) for run in step.batch], returns=step.returns) if isinstance(step, Decode) else step
+        for step in case.steps
+    ]
+    if steps == case.steps:
+        return case
+    said = f"Token ids are folded into the vocabulary of {size} tokens."
+    return msgspec.structs.replace(case, steps=steps, about=f"{case.about}\n{said}".strip())
 
 
 def parse(data: bytes, name: str) -> Case:

@@ -19,6 +19,7 @@ from isolate.report import matrix as report_matrix
 from isolate.report import recorded as report_recorded
 from isolate.report.progress import watched
 from isolate.search import pin
+from isolate.serve import log as server_log
 from isolate.serve import record as recorder
 from isolate.serve import table as tables
 from isolate.serve.matrix import Kept, Place, follow, run
@@ -177,7 +178,29 @@ def record(command: tuple[str, ...], out: Path, target: str, trace: Path | None,
     sys.exit(1 if made.fault or made.status > 128 else 0)
 
 
+@click.command("import-log")
+@click.argument("log", metavar="LOG", type=click.Path(path_type=Path))
+@click.option(
+    "--out", metavar="CASE", type=click.Path(path_type=Path), help="Where to write the case [default: LOG.json]."
+)
+def import_log(log: Path, out: Path | None) -> None:
+    """What does a server's log alone tell?
+
+    Makes a case of it and lists what had to be assumed. A log written with -lv 4 or more tells most.
+    """
+    case, assumed = server_log.case_of(server_log.read(log))
+    out = out or Path(f"{log.name}.json")
+    try:
+        case.write(out)
+    except OSError as error:
+        raise IsolateError(f"{out}: cannot be written: {error.strerror}") from None
+    click.echo(f"written {out}  {len(case.steps)} steps; assumed:")
+    for line in assumed:
+        click.echo(f"  {line}")
+    click.echo(f"  replay {replay_line(out, {}, ())}")
+
+
 def add_to(group: click.Group) -> None:
     """The commands of this module become commands of `group`."""
-    for command in (matrix, record):
+    for command in (matrix, record, import_log):
         group.add_command(command)

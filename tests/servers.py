@@ -115,5 +115,5 @@ class RunningServer:
             said, _ = self.process.communicate()
         except ValueError:
             said = ""
-        self.output += said
+        self.output = self.output or said
         return self.process.returncode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -24,6 +25,7 @@ from isolate.serve.program import check_program
 from isolate.serve.recorded import steps_of
 from isolate.serve.recording import Kind, Recording, read
 from isolate.trace.ring import native_library
+from tests import cuda_builds
 from tests.conftest import ROOT
 from tests.servers import ISOLATE, RunningServer, free_port, server_build, server_program
 
@@ -176,3 +178,56 @@ def test_a_server_that_does_not_start_is_said(tmp_path: Path) -> None:
     assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
     assert "it was started and made no context; it ended with 1, so there is nothing to record" in last
+
+
+def test_a_recording_runs_on_a_tiny_model_of_the_same_kind(tmp_path: Path) -> None:
+    case = cases.parse(
+        b'{"isolate": 1, "model": {"file": "large.gguf"}, "about": "recorded", "steps": [{"step": "decode", "batch": '
+        b'[{"slot": 0, "tokens": [150000, 7, 99999]}]}]}',
+        "recorded",
+    )
+    small = cases.with_model(case, "zoo:llama")
+    (step,) = small.steps
+    assert isinstance(step, Decode)
+    size = small.model.vocabulary()
+    assert size is not None
+    assert step.batch[0].tokens == [150000 % size, 7, 99999 % size]
+    assert small.about == f"recorded\nToken ids are folded into the vocabulary of {size} tokens."
+    path = tmp_path / "recorded.json"
+    case.write(path)
+    assert isolate("run", path, "--model", "zoo:llama")[0] == 0
+
+
+CLIENT = """
+#include <stdint.h>
+struct params { char bytes[512]; };
+struct llama_batch { int32_t n_tokens; int32_t *token; float *embd; int32_t *pos; int32_t *n_seq_id; int32_t **seq_id; int8_t *logits; };
+struct params llama_model_default_params(void);
+struct params llama_context_default_params(void);
+void *llama_model_load_from_file(const char *, struct params);
+void *llama_init_from_model(void *, struct params);
+struct llama_batch llama_batch_get_one(int32_t *, int32_t);
+int32_t llama_decode(void *, struct llama_batch);
+int main(int n, char **words) {
+    int32_t tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    void *model = llama_model_load_from_file(words[n - 1], llama_model_default_params());
+    void *context = llama_init_from_model(model, llama_context_default_params());
+    return llama_decode(context, llama_batch_get_one(tokens, 8));
+}
+"""
+
+
+def test_a_cuda_program_fails_in_the_same_launch_on_the_dry_device(tmp_path: Path) -> None:
+    build, model, out = cuda_builds.ptx80(), tmp_path / "model.gguf", tmp_path / "case.json"
+    with Supervisor() as children:
+        children.make_model("qwen35moe", "Q3_K", 1, model)
+    linked = [f"-L{build}", "-lllama", f"-Wl,-rpath,{build}", "-Wl,--allow-shlib-undefined"]
+    client = compiled(tmp_path, "client", CLIENT, *linked)
+    words = [*ISOLATE, "record", "--out", out, "--target", "dry:h200", "--trace", tmp_path / "t", "--", client, model]
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    said = re.search(r"FAULT  cuda in step 0 `decode`: (launch \d+ of mul_mat_vec_q_moe)", done.stderr)
+    assert said, done.stderr
+    code, output = isolate("run", out, "--build", build, "--target", "dry:h200")
+    assert (code, said[1] in output) == (1, True)
+    assert "mul_mat_vec_q_moe" in isolate("trace", tmp_path / "t", "--counts")[1]

@@ -1,7 +1,7 @@
-"""A child that says what a program asked for when it made a context: `python -m isolate.replay.params BUILD HEX`.
+"""A child that says what a program asked for when it made a context: `python -m isolate.replay.params BUILD HEX [BEFORE...]`.
 
 The bytes of a llama_context_params mean something only by the layout of the build they were made for, which is
-established by loading it. One JSON line is the answer: the settings by their names in a case, or the error.
+established by loading it, after the libraries BEFORE. One JSON line is the answer: the settings by their names in a case, or the error.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from isolate.case import Context
@@ -45,9 +46,13 @@ def settings(library: Library, raw: bytes) -> dict[str, Any]:
 
 def main() -> None:
     """Answer for the build and the bytes given as arguments."""
-    build, raw = sys.argv[1:3]
+    build, raw, *before = sys.argv[1:]
     try:
-        answer: dict[str, Any] = {"settings": settings(Library(find_build(build or None)), bytes.fromhex(raw))}
+        answer: dict[str, Any] = {
+            "settings": settings(
+                Library(find_build(build or None), [Path(path) for path in before]), bytes.fromhex(raw)
+            )
+        }
     except IsolateError as error:
         answer = {"error": error.message}
     print(json.dumps(answer))

@@ -21,7 +21,7 @@ import msgspec
 
 from isolate.case import Case, Context, Decode, Model
 from isolate.fault import Fault, StepInFlight
-from isolate.replay.target import Target, find
+from isolate.replay.target import Target, child_environment, find
 from isolate.serve.program import RecordError, check_program, find_program
 from isolate.serve.recorded import Recorded, steps_of
 from isolate.serve.recording import Kind, read
@@ -57,7 +57,7 @@ def record(command: Sequence[str], target: str = "cpu", build: str | None = None
         chosen = None if target == "cpu" else find(target, build or (str(linked) if linked else None))
         environment = _environment(file, ring if hooked else None, chosen)
         status = _run([str(program), *command[1:]], environment)
-        return _made(command[0], file, ring if hooked else None, status, build)
+        return _made(command[0], file, ring if hooked else None, status, build, chosen)
 
 
 def _environment(file: Path, ring: Path | None, target: Target | None) -> dict[str, str]:
@@ -95,7 +95,7 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
     return 128 - status if status < 0 else status
 
 
-def _made(word: str, file: Path, ring: Path | None, status: int, build: str | None) -> Made:
+def _made(word: str, file: Path, ring: Path | None, status: int, build: str | None, target: Target | None) -> Made:
     recording = read(file)
     ended = f"; it ended with {status}" if status else ""
     if recording.first(Kind.OPENED) is None:
@@ -108,7 +108,7 @@ def _made(word: str, file: Path, ring: Path | None, status: int, build: str | No
     found = steps_of(recording)
     if not found.steps:
         raise RecordError(f"{word}: it made a context and decoded nothing{ended}, so there is nothing to record")
-    context = _context(found, build)
+    context = _context(found, build, target)
     about = "\n".join([f"Recorded from {Path(word).name}, {len(found.steps)} calls.", *found.notes])
     model = Model(file=str(Path(found.model).absolute()))
     case = Case(isolate=1, model=model, steps=found.steps, about=about, context=context, api=found.api)
@@ -122,10 +122,13 @@ def _made(word: str, file: Path, ring: Path | None, status: int, build: str | No
     )
 
 
-def _context(found: Recorded, build: str | None) -> Context:
+def _context(found: Recorded, build: str | None, target: Target | None) -> Context:
     """The context's settings, from a child that knows the layout of the program's own libllama."""
     words = [sys.executable, "-m", "isolate.replay.params", build or found.library, found.params.hex()]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    words += [str(path) for path in target.before] if target else []
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, env=child_environment(target or find("cpu"))
+    )
     try:
         answer = json.loads(done.stdout)
     except ValueError:
