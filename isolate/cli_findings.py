@@ -14,7 +14,7 @@ from isolate.fault import Finding
 from isolate.options import build_options, checks, json_option, replay_line
 from isolate.replay.supervisor import TIMEOUT, Supervisor
 from isolate.replay.target import find as find_target
-from isolate.report import cpp, findings, issue, python
+from isolate.report import cpp, findings, html, index, issue, python
 from isolate.report import json as report_json
 from isolate.report import minimized as report_minimized
 from isolate.report import pytest as report_pytest
@@ -117,7 +117,7 @@ def minimize(
 
 @click.command()
 @click.argument("path", metavar="FINDING", type=click.Path(path_type=Path))
-@click.option("--as", "form", required=True, type=click.Choice(["cpp", "python", "pytest", "issue"]))
+@click.option("--as", "form", required=True, type=click.Choice(["cpp", "python", "pytest", "issue", "html"]))
 @click.option(
     "--number",
     default=0,
@@ -127,10 +127,17 @@ def minimize(
     help="Which finding of the file, from 0.",
 )
 @build_options
+@click.option(
+    "--trace",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="For html: a trace that `isolate run --trace` kept of it.",
+)
 @click.option("--out", metavar="PATH", help="Where to write it [default: standard output].")
 def export(
-    path: Path, form: str, number: int, build: str | None, include: str | None, target: str, out: str | None
-) -> None:
+    path: Path, form: str, number: int, build: str | None, include: str | None, target: str, trace: Path | None,
+    out: str | None,
+) -> None:  # fmt: skip
     """Something to hand to a developer, from a finding that --json FILE of another command wrote.
 
     `issue` asks the build (--build) for its version.
@@ -139,6 +146,8 @@ def export(
     if form == "issue":
         with Supervisor(build, include, find_target(target, build, include)) as supervisor:
             text = issue.text(finding, case, supervisor.describe())
+    elif form == "html":
+        text = html.text(finding, case, html.of_step(trace, finding.fault) if trace else ())
     else:
         writer = {"cpp": cpp.text, "python": python.text, "pytest": report_pytest.text}[form]
         text = writer(finding, case)
@@ -209,7 +218,19 @@ def triage(
     sys.exit(1)
 
 
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to write the pages [default: DIR].")
+def report(folder: Path, out: Path | None) -> None:
+    """An index page over a folder of findings that --json FILE of other commands wrote, and a page for each."""
+    out = out or folder
+    if out != folder:
+        report_json.make_folder(out)
+    count = index.write(folder, out)
+    click.echo(f"{out / 'index.html'}: {count} finding{'s' * (count != 1)}")
+
+
 def add_to(group: click.Group) -> None:
     """Make these commands of `isolate`."""
-    for command in (minimize, triage, export):
+    for command in (minimize, triage, export, report):
         group.add_command(command)
