@@ -172,6 +172,8 @@ def record(command: tuple[str, ...], out: Path, target: str, trace: Path | None,
         made.case.write(out)
     except OSError as error:
         raise IsolateError(f"{out}: cannot be written: {error.strerror}") from None
+    if out.stat().st_size > cases_of.MAX_FILE_BYTES:
+        click.echo(f"note: {out} is larger than `isolate run` reads: record a shorter run", err=True)
     switches = {"--build": build or made.build, "--target": target if target != "cpu" else None}
     for line in report_recorded.text(made, out, replay_line(out, switches, ())):
         click.echo(line, err=True)

@@ -231,3 +231,59 @@ def test_a_cuda_program_fails_in_the_same_launch_on_the_dry_device(tmp_path: Pat
     code, output = isolate("run", out, "--build", build, "--target", "dry:h200")
     assert (code, said[1] in output) == (1, True)
     assert "mul_mat_vec_q_moe" in isolate("trace", tmp_path / "t", "--counts")[1]
+
+
+STUB = """
+struct params { char bytes[512]; };
+static int context, memory;
+void *llama_init_from_model(void *model, struct params params) { (void)model; (void)params; return &context; }
+unsigned llama_n_ctx(const void *c) { (void)c; return 512; }
+void *llama_get_memory(const void *c) { (void)c; return &memory; }
+_Bool llama_memory_seq_rm(void *m, int slot, int p0, int p1) { (void)m; (void)p1; return (slot + p0) % 3 != 0; }
+"""
+THREADS = """
+#include <pthread.h>
+#include <stdlib.h>
+struct params { char bytes[512]; };
+void *llama_init_from_model(void *, struct params);
+void *llama_get_memory(const void *);
+_Bool llama_memory_seq_rm(void *, int, int, int);
+static void *memory;
+static void *work(void *slot) {
+    for (int i = 0; i < 5000; i++) {
+        llama_memory_seq_rm(memory, (int)(long)slot, i, -1);
+    }
+    return 0;
+}
+int main(void) {
+    struct params params = {{0}};
+    memory = llama_get_memory(llama_init_from_model(0, params));
+    pthread_t threads[4];
+    for (long i = 0; i < 4; i++) {
+        pthread_create(&threads[i], 0, work, (void *)i);
+    }
+    for (int i = 0; i < 4; i++) {
+        pthread_join(threads[i], 0);
+    }
+    abort();
+}
+"""
+
+
+def test_calls_of_several_threads_are_all_there_and_whole(tmp_path: Path) -> None:
+    compiled(tmp_path, "libllama.so", STUB, "-shared", "-fPIC", "-Wl,-soname,libllama.so")
+    client = compiled(tmp_path, "threads", THREADS, f"-L{tmp_path}", "-lllama", "-lpthread", f"-Wl,-rpath,{tmp_path}")
+    file = tmp_path / "calls"
+    file.touch()
+    environment = {**os.environ, "LD_PRELOAD": str(native_library("record")), "ISOLATE_RECORD": str(file)}
+    assert subprocess.run([client], env=environment, check=False).returncode == -signal.SIGABRT
+    recording = read(file)
+    removals = [call for call in recording.calls if call.kind == Kind.SEQ_RM]
+    for slot in range(4):
+        own = [call for call in removals if call.a[1] == slot]
+        assert [call.a[2] for call in own] == list(range(5000))
+        assert all(call.result == ((slot + call.a[2]) % 3 != 0) for call in own)
+    library = recording.first(Kind.LIBRARY)
+    assert library is not None
+    assert Path(library.text()) == tmp_path / "libllama.so"
+    assert check_program(client) == tmp_path / "libllama.so"

@@ -74,21 +74,20 @@ def _environment(file: Path, ring: Path | None, target: Target | None) -> dict[s
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run it to its end; an interrupt or a request to end is for the program, which then ends by itself."""
-    try:
-        process = subprocess.Popen(command, env=environment)
-    except OSError as error:
-        raise RecordError(f"{command[0]}: it does not start: {error.strerror}") from None
+    """Run it to its end, as a shell counts that. A request to end is passed on; the program then ends by itself."""
+    process: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, frame: object) -> None:
-        process.send_signal(number)
+        # Ctrl-C at a terminal goes to the program, too, and a server takes a second one for haste.
+        if process is not None and number != signal.SIGINT:
+            process.send_signal(number)
 
-    before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
-        signal.SIGINT: signal.signal(signal.SIGINT, pass_on),
-    }
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        process = subprocess.Popen(command, env=environment)
         status = process.wait()
+    except OSError as error:
+        raise RecordError(f"{command[0]}: it does not start: {error.strerror}") from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
