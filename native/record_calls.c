@@ -111,6 +111,9 @@ ISOLATE_API size_t llama_state_seq_save_file(void *context, const char *path, in
 ISOLATE_API size_t llama_state_seq_load_file(void *context, const char *path, int32_t sequence, int32_t *tokens, size_t capacity,
                                              size_t *count) {
     RECORD_REAL(size_t(*)(void *, const char *, int32_t, int32_t *, size_t, size_t *), "llama_state_seq_load_file");
+    if (!tokens) { /* only asks how many tokens the file has (llama.h) */
+        return real(context, path, sequence, tokens, capacity, count);
+    }
     BEGIN(RECORD_FILE_LOAD, path, strlen(path), POINTER(context), sequence);
     size_t moved = real(context, path, sequence, tokens, capacity, count);
     END(moved, 0, moved);

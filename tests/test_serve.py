@@ -1,15 +1,17 @@
 """What `serve/` says a server does, held against a real llama-server under the recorder, step by step.
 
 Left out of the comparison: what the server does before its first request (it decodes two tokens to see whether a tail
-can be removed, and clears them), and the names of states, which are told apart by slot, kind and length instead.
+can be removed, and clears them), the names of states, which are told apart by slot, kind and length instead, sampled
+tokens where the server's answer was an error, and checkpoints that this newer server keeps in the files of slots.
 """
 
 from __future__ import annotations
 
+import urllib.error
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -35,6 +37,8 @@ class Ask:
     prompt: list[int]
     slot: int = -1
     n_predict: int = 4
+    #: of `/slots/N`, instead of a prompt
+    action: Literal["complete", "save", "restore", "erase"] = "complete"
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,30 @@ SETTINGS = [
         {"ctx-size": 256, "context-shift": True, "keep": 10},
     ),
     Setting("full context", "llama", [[Ask(prompt(200), n_predict=80)]], {"ctx-size": 256}),
+    Setting(
+        "no room: an idle slot goes",
+        "llama",
+        [[Ask(prompt(200), 0)], [Ask(prompt(200, 3), 1)]],
+        {"parallel": 2, "ctx-size": 256, "kv-unified": True, "cache-idle-slots": False},
+    ),
+    Setting(
+        "no room at all",
+        "llama",
+        [twice(150, 150)],
+        {"parallel": 2, "ctx-size": 256, "kv-unified": True, "cache-ram": 0},
+    ),
+    Setting(
+        "slots in files",
+        "llama",
+        [
+            [Ask(prompt(90), 0)],
+            [Ask([], 0, action="save")],
+            [Ask([], 0, action="erase")],
+            [Ask(prompt(50, 3), 0)],
+            [Ask([], 0, action="restore")],
+            [Ask([*prompt(90), 1, 2], 0)],
+        ],
+    ),
     Setting("no prompt cache", "llama", [[Ask(prompt(60))], [Ask(prompt(60))]], {"cache-prompt": False}),
 ]
 
@@ -117,8 +145,8 @@ def command_line(given: dict[str, Any]) -> list[object]:
     return words
 
 
-def plainly(steps: Iterable[Step]) -> list[Any]:
-    """Steps without names and short forms: every position and token said."""
+def plainly(steps: Iterable[Step], known: bool) -> list[Any]:
+    """Steps without names and short forms: every position and token said; sampled tokens only where they are `known`."""
     ends: dict[int, int] = {}
     states: dict[str, tuple[Any, ...]] = {}
     found: list[Any] = []
@@ -128,9 +156,10 @@ def plainly(steps: Iterable[Step]) -> list[Any]:
                 runs, before = [], dict(ends)
                 for run in step.batch:
                     start = ends.get(run.slot, 0) if isinstance(run.at, msgspec.UnsetType) else run.at
-                    tokens = run.tokens.tokens() if isinstance(run.tokens, Pattern) else run.tokens
-                    ends[run.slot] = start + len(tokens)
-                    runs.append((run.slot, start, list(tokens), run.outputs()))
+                    tokens: Any = run.tokens.tokens() if isinstance(run.tokens, Pattern) else run.tokens
+                    ends[run.slot] = start + run.count()
+                    hidden = not known and run.count() == 1
+                    runs.append((run.slot, start, "sampled" if hidden else list(tokens), run.outputs()))
                 ends = before if step.returns == 1 else ends
                 found.append(("decode", runs, step.returns == 1))
             case Checkpoint() | Save():
@@ -150,6 +179,24 @@ def plainly(steps: Iterable[Step]) -> list[Any]:
                 found.append(step)
                 ends = ends_after(ends, step)
     return found
+
+
+def answered(server: RunningServer, turn: list[Ask], keep: int) -> list[list[int]]:
+    """The answers to a turn; without tokens where the server refuses it, or where nothing is to be answered."""
+    first = turn[0]
+    if first.action != "complete":
+        server.ask(f"/slots/{first.slot}?action={first.action}", {"filename": "kept"})
+        return [[]]
+    try:
+        return server.complete([ask.prompt for ask in turn], first.n_predict, id_slot=first.slot, n_keep=keep)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return [[] for _ in turn]
+
+
+def request(ask: Ask, last: int | None) -> Request:
+    name = "kept" if ask.action in ("save", "restore") else None
+    return Request(prompt=ask.prompt, n_predict=ask.n_predict, slot=ask.slot, after=last, action=ask.action, name=name)
 
 
 def after_the_probe(steps: list[Step]) -> list[Step]:
@@ -175,16 +222,16 @@ def test_the_steps_are_those_of_a_real_server(setting: Setting, models: dict[str
     recorded = tmp_path / "recorded.json"
     answers: list[list[int]] = []
     words = [*command_line({name: value for name, value in given.items() if name != "keep"})]
-    with RunningServer(models[setting.zoo], recorded, *words) as server:
+    with RunningServer(models[setting.zoo], recorded, "--slot-save-path", tmp_path, *words) as server:
         for turn in setting.turns:
-            asked = {"id_slot": turn[0].slot, "n_keep": given.get("keep", 0)}
-            answers += server.complete([ask.prompt for ask in turn], turn[0].n_predict, **asked)
+            answers += answered(server, turn, given.get("keep", 0))
     requests: list[Request] = []
     for turn in setting.turns:
         last = len(requests) - 1 if requests else None
-        requests += [Request(prompt=a.prompt, n_predict=a.n_predict, slot=a.slot, after=last) for a in turn]
+        requests += [request(ask, last) for ask in turn]
     said = list(Server(options(given, "test"), Memory.of(ZOO[setting.zoo]), requests, dict(enumerate(answers))).steps())
     real = after_the_probe(cases.read(recorded).steps)
-    for number, (ours, theirs) in enumerate(zip(plainly(said), plainly(real), strict=False)):
+    known = any(answers)
+    for number, (ours, theirs) in enumerate(zip(plainly(said, known), plainly(real, known), strict=False)):
         assert ours == theirs, f"step {number}"
     assert len(said) == len(real)

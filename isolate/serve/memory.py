@@ -66,5 +66,5 @@ class Memory:
         if window == 0:
             return low
         slots = options.parallel if options.kv_unified else 1
-        cells = min(options.slot_context(), window * slots + options.ubatch_size)
+        cells = min(options.slot_context(), window * slots + options.ubatch())
         return max(low, count - -(-cells // PADDING) * PADDING)

@@ -95,6 +95,14 @@ class Options(Struct, frozen=True, forbid_unknown_fields=True, rename="kebab", k
         padded = -(-self.ctx_size // 256) * 256
         return padded if self.kv_unified else -(-(padded // self.parallel) // 256) * 256
 
+    def batch(self) -> int:
+        """Tokens in a batch at most: llama_context takes no more than the context holds."""
+        return min(self.batch_size, -(-self.ctx_size // 256) * 256)
+
+    def ubatch(self) -> int:
+        """Tokens in an ubatch at most."""
+        return min(self.ubatch_size, self.batch())
+
     def idle_slots(self) -> bool:
         """Whether idle slots are saved when a task starts."""
         return self.cache_idle_slots and self.cache_ram != 0
@@ -104,8 +112,8 @@ class Options(Struct, frozen=True, forbid_unknown_fields=True, rename="kebab", k
         words: dict[str, Literal["enabled", "disabled", "auto"]] = {"on": "enabled", "off": "disabled", "auto": "auto"}
         return Context(
             n_ctx=self.ctx_size,
-            n_batch=self.batch_size,
-            n_ubatch=min(self.ubatch_size, self.batch_size),
+            n_batch=self.batch(),
+            n_ubatch=self.ubatch(),
             n_seq_max=self.parallel,
             type_k=self.cache_type_k,
             type_v=self.cache_type_v,

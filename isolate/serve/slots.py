@@ -205,7 +205,7 @@ class Server:
                 slot.prompt.tokens.append(slot.task.last)
         if self.options.cont_batching or not batch:
             for slot in self.slots:
-                if len(batch) >= self.options.batch_size:
+                if len(batch) >= self.options.batch():
                     break
                 if slot.task is not None and slot.task.last is None:
                     yield from self._prompt(slot, slot.task, batch)
@@ -239,7 +239,7 @@ class Server:
         yield SeqRm(slot.id, start)
         slot.decoded = start
         checkpoints = self.memory.takes_checkpoints(self.options)
-        ubatch, most = min(self.options.ubatch_size, self.options.batch_size), self.options.batch_size
+        ubatch, most = self.options.ubatch(), self.options.batch()
         breaks = {len(task.tokens) - min(most, offset) for offset in (TAIL + ubatch, TAIL)} if checkpoints else set()
         while len(held) < len(task.tokens) and len(batch) < most:
             batch.append(Item(slot.id, len(held), task.tokens[len(held)], False, self._pattern_index(task, len(held))))
@@ -333,7 +333,7 @@ class Server:
     # -- decode and sample
 
     def _decode(self, batch: list[Item]) -> Iterator[Step]:
-        most, place = self.options.batch_size, 0
+        most, place = self.options.batch(), 0
         while place < len(batch):
             part = batch[place : place + most]
             fits = self._fits(len(part))
@@ -349,7 +349,7 @@ class Server:
                 else:
                     most //= 2
                 continue
-            place, most = place + len(part), self.options.batch_size
+            place, most = place + len(part), self.options.batch()
             for item in part:
                 self.slots[item.slot].decoded = item.position + 1
             self._settle({item.slot for item in part})
