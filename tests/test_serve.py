@@ -71,6 +71,13 @@ SETTINGS = [
         "few checkpoints", "lfm2", [*DIVERGES, *DIVERGES], {"ctx-checkpoints": 2, "checkpoint-min-step": 0, **SMALL}
     ),
     Setting("sliding window", "gemma3", DIVERGES, SMALL),
+    Setting("sliding window, early divergence", "gemma3", [[Ask(prompt(300))], [Ask([*prompt(20), 1, 2, 3])]], SMALL),
+    Setting(
+        "sliding window, used again",
+        "gemma3",
+        [[Ask(prompt(700))], [Ask([*prompt(400), 1, 2, 3])], [Ask([*prompt(395), 4, 5])]],
+        SMALL,
+    ),
     Setting("sliding window, whole", "gemma3", DIVERGES, {"swa-full": True, **SMALL}),
     Setting("recurrent only", "mamba2", [twice(100, 80), twice(120, 60)], {"parallel": 2}),
     Setting("cache RAM brings a prompt back", "llama", [[Ask(prompt(200))], [Ask(prompt(200, 3))], [Ask(prompt(200))]]),
