@@ -71,7 +71,7 @@ SETTINGS = [
         "few checkpoints", "lfm2", [*DIVERGES, *DIVERGES], {"ctx-checkpoints": 2, "checkpoint-min-step": 0, **SMALL}
     ),
     Setting("sliding window", "gemma3", DIVERGES, SMALL),
-    Setting("sliding window, early divergence", "gemma3", [[Ask(prompt(300))], [Ask([*prompt(20), 1, 2, 3])]], SMALL),
+    Setting("sliding window, early divergence", "gemma3", [[Ask(prompt(200))], [Ask([*prompt(20), 1, 2, 3])]], SMALL),
     Setting(
         "sliding window, used again",
         "gemma3",
