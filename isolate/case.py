@@ -53,6 +53,7 @@ __all__ = [
     "CHECKS",
     "MAX_CONTEXT",
     "MAX_FILE_BYTES",
+    "MAX_POSITION",
     "MAX_SEQUENCES",
     "NEED_NO_RESULTS",
     "Case",
@@ -187,7 +188,7 @@ def with_model(case: Case, model: str) -> Case:
     try:
         if model.startswith("zoo:"):
             name, _, type_ = model[len("zoo:") :].partition(":")
-            chosen = Model(zoo=name, type=type_ or UNSET)
+            chosen = msgspec.convert({"zoo": name, **({"type": type_} if type_ else {})}, Model)
         else:
             chosen = Model(file=str(Path(model).absolute()))
     except ValueError as error:
@@ -310,12 +311,12 @@ class _Reader:
                     self.fail(index, f"{field}.logits", f"index {output} is outside the run of {run.count()} tokens")
             if not isinstance(run.at, UnsetType) and run.at + run.count() > MAX_POSITION:
                 self.fail(index, f"{field}.at", f"the run would end beyond position {MAX_POSITION}")
-            if run.outputs():
+            if run.wants_logits():
                 self.with_logits.add(run.slot)
             total += run.count()
+            if self.tokens + total > MAX_TOKENS:
+                self.fail(index, "batch", f"the case decodes more than {MAX_TOKENS} tokens")
         self.tokens += total
-        if self.tokens > MAX_TOKENS:
-            self.fail(index, "batch", f"the case decodes more than {MAX_TOKENS} tokens")
         if self.case.hostile:
             return
         if total == 0:

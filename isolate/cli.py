@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,10 +51,20 @@ class Address(click.ParamType[int]):
             self.fail(f"{value!r} is not an address such as 0x55d0c0", parameter, context)
 
 
+def open_standard_files() -> None:
+    """Let nothing else take the numbers of standard input, output and error where they were closed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
 class Commands(click.Group):
-    """Ends with 130 when interrupted: 1 would say that a fault was found."""
+    """Ends with 130 when interrupted, with 2 when isolate itself fails: 1 would say that a fault was found."""
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
+        open_standard_files()
         try:
             answer = super().main(args, prog_name, **{**extra, "standalone_mode": False})
         except click.Abort:
@@ -61,6 +73,11 @@ class Commands(click.Group):
         except click.ClickException as error:
             error.show()
             sys.exit(error.exit_code)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(last.filename).name}:{last.lineno}"
+            click.echo(f"Error: isolate itself failed at {place}: {type(error).__name__}: {error!r}", err=True)
+            sys.exit(2)
         sys.exit(answer if isinstance(answer, int) else 0)
 
 

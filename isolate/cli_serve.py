@@ -91,7 +91,10 @@ def matrix(
             _write(Path(path), text(cells))
     if json_path:
         report_json.write(report_matrix.data(cells), json_path)
-    sys.exit(1 if any(isinstance(cell.result, pin.Result) and cell.result.findings for cell in cells) else 0)
+    ran = [cell.result for cell in cells if isinstance(cell.result, pin.Result)]
+    if not ran:
+        sys.exit(2)
+    sys.exit(1 if any(result.findings for result in ran) else 0)
 
 
 def _folder(out: Path, resume: bool) -> Kept:

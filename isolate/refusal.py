@@ -24,6 +24,8 @@ def sentence(error: msgspec.ValidationError, data: bytes, whole: type) -> str:
 def _allowed(what: str, data: bytes, path: str, whole: type) -> str:
     if not what.startswith(("Invalid enum value", "Invalid value", "Object contains unknown field")):
         return ""
+    if not re.fullmatch(r"(\w+|\[\d+\]|\.)*", path):
+        return ""  # a field of the file is named like a path
     value: Any = msgspec.json.decode(data)
     options = _options(inspect.type_info(whole))
     for key in re.findall(r"[^.\[\]]+", path):

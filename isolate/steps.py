@@ -67,7 +67,13 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
         if isinstance(self.logits, list):
             return self.logits
         count = self.count()
-        return list(range(count)) if self.logits == "all" else [count - 1] if self.logits == "last" else []
+        if count == 0 or self.logits == "none":
+            return []
+        return list(range(count)) if self.logits == "all" else [count - 1]
+
+    def wants_logits(self) -> bool:
+        """Some token of the run gets logits."""
+        return self.logits != "none" and self.logits != [] and self.count() > 0
 
 
 class Damage(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -31,8 +31,8 @@ class Batch:
     def fill(self, fed: list[Fed], outputs: list[list[int]]) -> None:
         """Set the batch to these runs; `outputs` are, for each run, the indices of tokens that get logits."""
         count = sum(len(run.tokens) for run in fed)
-        if count > self.capacity:
-            self._grow(max(count, 2 * self.capacity))
+        if count > self.capacity or self.capacity == 0:
+            self._grow(max(count, 2 * self.capacity, 1))
         self.logits[:count] = 0
         place = 0
         for run, wanted in zip(fed, outputs, strict=True):

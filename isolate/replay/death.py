@@ -40,12 +40,12 @@ def fault_of(death: Death) -> Fault:
         said = f"no progress for {death.timeout:g} seconds"
         return _fault(death, "hang", death.routine, None, said, f"{said}; the child was killed")
     if death.status < 0:
-        return _signalled(death, signal.Signals(-death.status))
+        return _signalled(death, -death.status)
     said = f"the process ended with status {death.status}"
     return _fault(death, "exit", death.routine, death.status, said, f"{said} in the middle of the step")
 
 
-def _signalled(death: Death, number: signal.Signals) -> Fault:
+def _signalled(death: Death, number: int) -> Fault:
     if number == signal.SIGABRT:
         assertion = ASSERTION.search(death.abort_text) or ASSERTION.search(death.log)
         uncaught = UNCAUGHT.search(death.log)
@@ -66,8 +66,9 @@ def _signalled(death: Death, number: signal.Signals) -> Fault:
             return _fault(death, "oom", death.routine, None, said, said)
         said = "the process was killed from outside (SIGKILL)"
         return _fault(death, "killed", death.routine, None, said, said)
-    said = f"the process died of {number.name}: {signal.strsignal(number)}"
-    return _fault(death, "signal", death.routine, int(number), said, said)
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    said = f"the process died of {name}: {signal.strsignal(number)}"
+    return _fault(death, "signal", death.routine, number, said, said)
 
 
 def _fault(death: Death, kind: str, where: str, code: int | None, said: str, explanation: str) -> Fault:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isolate.case import (
+    MAX_POSITION,
     Case,
     Checkpoint,
     Clear,
@@ -87,6 +88,12 @@ class Kept:
     data: ctypes.Array[ctypes.c_char] | None
     file: int | None = None
 
+    def close(self) -> None:
+        """Give the file back, where there is one."""
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+
 
 class StepFailed(Exception):
     """A step did not answer as it should; carries the fault."""
@@ -140,6 +147,12 @@ class Engine:
             self.library.llama_free(self.context)
             self.context = None
 
+    def forget(self) -> None:
+        """Give the kept states back."""
+        for kept in self.kept.values():
+            kept.close()
+        self.kept.clear()
+
     def steps(self) -> Iterator[tuple[int, Step, Result]]:
         """Run the case, giving each step's result. StepFailed ends it."""
         for index, step in enumerate(self.case.steps):
@@ -180,6 +193,10 @@ class Engine:
         for number, (run, wanted) in enumerate(zip(step.batch, outputs, strict=True)):
             tokens = self._tokens(index, number, run)
             start = ends.get(run.slot, 0) if isinstance(run.at, msgspec.UnsetType) else run.at
+            if start + len(tokens) > MAX_POSITION:
+                raise CaseError(
+                    f"step {index}, field `batch[{number}]`: the run would end beyond position {MAX_POSITION}"
+                )
             ends[run.slot] = start + len(tokens)
             result.fed.append(Fed(run.slot, tokens, start))
             result.rows += [Row(run.slot, start + i, place + i) for i in wanted]
@@ -208,6 +225,10 @@ class Engine:
             steps = pattern.first + pattern.stride * np.arange(pattern.count, dtype=np.int64)
             tokens = (steps % pattern.modulo).astype(np.int32)
         elif isinstance(run.tokens, str):
+            if run.slot not in self.greedy:
+                raise CaseError(
+                    f"step {index}, field `batch[{number}].tokens`: slot {run.slot} has no logits to take a greedy token from"
+                )
             tokens = np.array([self.greedy[run.slot]], np.int32)
         else:
             tokens = np.array(run.tokens, np.int32)
@@ -290,6 +311,8 @@ class Engine:
         file = os.memfd_create("isolate-state")
         path = f"/proc/self/fd/{file}".encode()
         moved = self._call("llama_state_seq_save_file", self.context, path, step.slot, None, 0)
+        if step.name in self.kept:
+            self.kept[step.name].close()
         self.kept[step.name] = Kept(step.slot, 0, self.ends.get(step.slot, 0), None, file)
         self._moved(step, "llama_state_seq_save_file", moved, os.fstat(file).st_size)
         return Result(moved, slot=step.slot)

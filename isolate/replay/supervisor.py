@@ -40,6 +40,15 @@ GGML_SAYS = re.compile(r"(CUDA|ROCm|MUSA) error")
 TIMEOUT = 120.0
 #: The same before the first step: a large model takes its time to load and says nothing meanwhile.
 LOADING_TIMEOUT = 900.0
+#: Starts the child's module without the current folder in the search path: a file that lies there is not code of ours.
+START = """
+import runpy, sys
+if sys.path[0] == "":
+    del sys.path[0]
+runpy.run_module(sys.argv.pop(1), run_name="__main__")
+"""
+#: The longest answer that is read: a child that writes more has lost its mind.
+LONGEST_REPLY = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -158,7 +167,7 @@ class _Child:
         self.log = os.memfd_create("isolate-log")
         fcntl.fcntl(self.log, fcntl.F_SETFL, os.O_APPEND)
         self.socket, theirs = socket.socketpair()
-        self.replies = self.socket.makefile("rb")
+        self.unread = b""
         setup = {
             "build": supervisor.build,
             "include": supervisor.include,
@@ -176,7 +185,7 @@ class _Child:
         with theirs:
             # In a session of its own: Ctrl-C at the terminal is for the parent, which then ends the child.
             self.process = subprocess.Popen(
-                [sys.executable, "-m", supervisor.worker, msgspec.json.encode(setup).decode()],
+                [sys.executable, "-c", START, supervisor.worker, msgspec.json.encode(setup).decode()],
                 stdin=subprocess.DEVNULL,
                 stdout=self.log,
                 stderr=self.log,
@@ -184,6 +193,8 @@ class _Child:
                 env=child_environment(supervisor.target),
                 start_new_session=True,
             )
+        # Says that the child ended even when somebody else still holds its socket.
+        self.ended = os.pidfd_open(self.process.pid)
         self.ring: Ring | None = None
         self.deep = False
 
@@ -199,27 +210,37 @@ class _Child:
     def await_reply(self, case: Case | None) -> protocol.Reply | Fault:
         """Wait for an answer; IsolateError when the child refuses, a Fault when it ended or hangs."""
         timeout = None
+        line = b""
         try:
-            self._wait()
-            line = self.replies.readline()
+            line = self._line()
         except TimeoutError:
-            timeout, line = self.timeout, b""
+            timeout = self.timeout
         except ConnectionResetError:
-            line = b""
-        if not line.endswith(b"\n"):
+            pass
+        try:
+            reply = protocol.decode_reply(line)
+        except msgspec.DecodeError:
+            # Nothing, or what no worker of ours says: the build has the process.
             return self._death(timeout, case)
-        reply = protocol.decode_reply(line)
         if isinstance(reply, protocol.Refused):
             raise _refusal(reply, self.log_text())
         if isinstance(reply, protocol.Ran) and reply.fault is not None:
             reply.fault = self._located(replace(reply.fault, log=tail(self.log_text())))
         return reply
 
-    def _wait(self) -> None:
-        """Until there is something to read. TimeoutError after too long without progress in the trace."""
+    def _line(self) -> bytes:
+        """The next answer; nothing when the child ended first. TimeoutError after too long without progress in the trace."""
         pause = min(self.timeout / 4, 0.5)
         seen, since = -1, time.monotonic()
-        while not select.select([self.socket], [], [], pause)[0]:
+        while b"\n" not in self.unread:
+            ready = select.select([self.socket.fileno(), self.ended], [], [], pause)[0]
+            if self.socket.fileno() in ready:
+                more = self.socket.recv(1 << 20)
+                self.unread += more
+                if not more or len(self.unread) > LONGEST_REPLY:
+                    return b""
+            elif ready:
+                return b""
             ring = self._ring()
             progress = ring.progress if ring else 0
             limit = self.timeout if ring and ring.step >= 0 else max(self.timeout, LOADING_TIMEOUT)
@@ -228,6 +249,8 @@ class _Child:
             elif time.monotonic() - since >= limit:
                 self.process.kill()
                 raise TimeoutError
+        line, _, self.unread = self.unread.partition(b"\n")
+        return line
 
     def _ring(self) -> Ring | None:
         """The child's trace, once the child has made it."""
@@ -280,8 +303,10 @@ class _Child:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        self.replies.close()
         self.socket.close()
+        if self.ended >= 0:
+            os.close(self.ended)
+            self.ended = -1
         if self.ring is not None:
             self.ring.close()
         for descriptor in (self.trace, self.log):
@@ -312,7 +337,8 @@ def _open_trace(path: Path | None) -> int:
 
 def _refusal(reply: protocol.Refused, log: str) -> IsolateError:
     """The child's error; where the library refused a model or a context, with what it said last."""
-    kind = getattr(errors, reply.error, IsolateError)
+    named = getattr(errors, reply.error, IsolateError)
+    kind = named if isinstance(named, type) and issubclass(named, IsolateError) else IsolateError
     said = tail(log, 1) if kind is ModelError else ()
     refusal: IsolateError = kind(reply.message + (f" (the library said: {said[0].strip()[:300]})" if said else ""))
     return refusal

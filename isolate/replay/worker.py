@@ -167,6 +167,7 @@ class Worker:
         if oracle is not None:
             oracle.close()
         engine.close()
+        engine.forget()
         if closing is not None:
             self.writer.step_end(closing)
         return protocol.Ran(fault, steps, time.perf_counter() - start, oracle.notes if oracle else [])
@@ -209,6 +210,14 @@ def prepare(setup: Setup) -> None:
     Path("/proc/self/oom_score_adj").write_text("1000")
 
 
+def refused(error: Exception) -> protocol.Refused:
+    """The answer to what cannot be done: a sentence for the user, also where the reason is an exception of our own."""
+    if isinstance(error, IsolateError):
+        return protocol.Refused(type(error).__name__, error.message)
+    traceback.print_exception(error)
+    return protocol.Refused("IsolateError", f"isolate itself failed: {type(error).__name__}: {error}")
+
+
 def main() -> None:
     """Serve the parent that started this process."""
     setup = msgspec.json.decode(sys.argv[1], type=Setup)
@@ -216,16 +225,16 @@ def main() -> None:
     with socket.socket(fileno=setup.socket) as connection, connection.makefile("rb") as requests:
         try:
             worker = Worker(setup)
-        except IsolateError as error:
-            connection.sendall(protocol.encode(protocol.Refused(type(error).__name__, error.message)))
+        except Exception as error:
+            connection.sendall(protocol.encode(refused(error)))
             os._exit(2)
         worker.writer.step_begin(-1, "idle")
         connection.sendall(protocol.encode(protocol.Ready()))
         for line in requests:
             try:
                 reply = worker.answer(protocol.decode_request(line))
-            except IsolateError as error:
-                reply = protocol.Refused(type(error).__name__, error.message)
+            except Exception as error:
+                reply = refused(error)
             connection.sendall(protocol.encode(reply))
     # The library's destructors have nothing to add, and some builds crash in them.
     os._exit(0)

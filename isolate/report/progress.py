@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 def watched(results: Iterable[Item], names: Sequence[object]) -> Iterator[Item]:
     """The results as they come, with the name of the one being waited for on the terminal."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield from results
         return
     from rich.console import Console

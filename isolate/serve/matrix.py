@@ -88,14 +88,19 @@ def run(places: Sequence[Place], settings: Settings, at_once: int, kept: Kept | 
     distinct: dict[str, Callable[[], Result | IsolateError]] = {}
     keys = [_key(place, build) for place in places]
     with ThreadPoolExecutor(at_once) as pool:
-        for key, place in zip(keys, places, strict=True):
-            if key not in distinct and key not in kept.known:
-                distinct[key] = pool.submit(_run, place, settings).result
-        for key, place in zip(keys, places, strict=True):
-            result = kept.known.get(key) or distinct[key]()
-            if isinstance(result, Result) and key not in kept.known:
-                kept.keep(key, result)
-            yield _cell(place, result)
+        try:
+            for key, place in zip(keys, places, strict=True):
+                if key not in distinct and key not in kept.known:
+                    distinct[key] = pool.submit(_run, place, settings).result
+            for key, place in zip(keys, places, strict=True):
+                result = kept.known.get(key) or distinct[key]()
+                if isinstance(result, Result) and key not in kept.known:
+                    kept.keep(key, result)
+                yield _cell(place, result)
+        except BaseException:
+            # Interrupted: what has not begun is not begun.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _run(place: Place, settings: Settings) -> Result | IsolateError:

@@ -133,8 +133,10 @@ def _parse(library: Path) -> tuple[Kernel, ...]:
         memoryview(data) as view,
     ):
         for entry in fatbin.entries(view, what):
-            plain = fatbin.unpack(entry, what)
-            entry.payload.release()
+            try:
+                plain = fatbin.unpack(entry, what)
+            finally:
+                entry.payload.release()
             if entry.kind == "ptx":
                 bounds, compiled_for = ptx.kernels(plain, what), entry.architecture
             else:
