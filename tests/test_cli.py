@@ -201,6 +201,12 @@ def test_ctrl_c_ends_quietly(stop: str) -> None:
     assert process.returncode in (0, 130)
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_closed_standard_file_changes_nothing(closed: str) -> None:
+    run = f"{sys.executable} -c 'from isolate.cli import main; main()' run {TWO_SLOTS} {closed}"
+    assert subprocess.run(["sh", "-c", run], cwd=ROOT, capture_output=True).returncode == 0
+
+
 def test_the_installed_command_is_on_the_path() -> None:
     command = shutil.which("isolate", path=str(Path(sys.executable).parent))
     if command is None:

@@ -143,6 +143,46 @@ def test_a_build_that_dies_while_loading_is_refused(tmp_path: Path) -> None:
         children.run(TWO_SLOTS)
 
 
+def test_what_lies_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with an unpacked report may hold anything."""
+    for name in ("msgspec", "numpy", "click", "isolate"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(77)")
+    monkeypatch.chdir(tmp_path)
+    with Supervisor(target=Target("cpu", 0, environment={"PYTHONPATH": str(ROOT)})) as children:
+        assert children.run(TWO_SLOTS).fault is None
+
+
+LIAR = """
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <signal.h>
+#include <sys/socket.h>
+static void say(const char *text) {
+    for (int fd = 3; fd < 64; fd++) if (send(fd, text, strlen(text), MSG_NOSIGNAL) > 0) return;
+}
+void llama_backend_init(void) {}
+__attribute__((constructor)) static void lie(void) {
+    const char *what = getenv("LIE");
+    if (!strcmp(what, "garbage")) { say("}{\\n"); pause(); }
+    if (!strcmp(what, "half")) { say("half an answer"); raise(SIGSEGV); }
+    if (!strcmp(what, "fork")) { if (!fork()) { sleep(20); _exit(0); } raise(SIGSEGV); }
+}
+"""
+
+
+@pytest.mark.parametrize("lie", ["garbage", "half", "fork"])
+def test_a_build_that_lies_or_lets_its_socket_be_held_is_not_waited_for(lie: str, tmp_path: Path) -> None:
+    (tmp_path / "liar.c").write_text(LIAR)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libllama.so", tmp_path / "liar.c"], check=True)
+    start = time.monotonic()
+    target = Target("cpu", 0, environment={"LIE": lie})
+    said = pytest.raises(BuildError, match="died while it was loaded")
+    with Supervisor(str(tmp_path / "libllama.so"), target=target) as children, said:
+        children.run(TWO_SLOTS)
+    assert time.monotonic() - start < 15
+
+
 RUNNER = """
 import sys
 from pathlib import Path

@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -163,7 +164,9 @@ class _Child:
     def __init__(self, supervisor: Supervisor) -> None:
         self.timeout = supervisor.timeout
         self.hooked = supervisor.target.hooked
-        self.trace = _open_trace(supervisor.trace)
+        # Only here, where nobody can cut it short or fill its disk, is the trace written; a file gets a copy at the end.
+        self.keep = _writable(supervisor.trace) if supervisor.trace else None
+        self.trace = Ring.create_anonymous()
         self.log = os.memfd_create("isolate-log")
         fcntl.fcntl(self.log, fcntl.F_SETFL, os.O_APPEND)
         self.socket, theirs = socket.socketpair()
@@ -309,10 +312,15 @@ class _Child:
             self.ended = -1
         if self.ring is not None:
             self.ring.close()
-        for descriptor in (self.trace, self.log):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-        self.trace = self.log = -1
+        try:
+            if self.keep is not None:
+                _copy(self.trace, self.keep)
+        finally:
+            self.keep = None
+            for descriptor in (self.trace, self.log):
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+            self.trace = self.log = -1
 
 
 def may_be_cuda(fault: Fault) -> bool:
@@ -325,12 +333,20 @@ def may_be_cuda(fault: Fault) -> bool:
     return fault.kind in ("decode", "state") and (fault.origin.code or 0) <= 0
 
 
-def _open_trace(path: Path | None) -> int:
-    """A descriptor for the trace: a memory file without a name, or the file the user wants to keep."""
-    if path is None:
-        return Ring.create_anonymous()
+def _writable(path: Path) -> Path:
+    """The path, when a trace can be written there."""
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        path.write_bytes(b"")
+    except OSError as error:
+        raise IsolateError(f"{path}: the trace cannot be written: {error.strerror}") from None
+    return path
+
+
+def _copy(trace: int, path: Path) -> None:
+    """Write the trace in a descriptor to a file."""
+    try:
+        with Path(f"/proc/self/fd/{trace}").open("rb") as source, path.open("wb") as file:
+            shutil.copyfileobj(source, file)
     except OSError as error:
         raise IsolateError(f"{path}: the trace cannot be written: {error.strerror}") from None
 
