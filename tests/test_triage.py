@@ -48,7 +48,8 @@ def test_the_report_that_started_this_needs_six_to_eight_rows_of_quantized_weigh
     rows = outcomes(told, "rows")
     assert {int(count) for count, outcome in rows.items() if outcome == "fault"} == {6, 7, 8}
     assert len(rows) == 16
-    assert told["needs"] == ["6 to 8 rows in the decode", "Q3_K weights"]
+    # Where CUDA's libraries are installed the control on the CPU runs too, and shows that it takes a GPU.
+    assert [need for need in told["needs"] if need != "the GPU"] == ["6 to 8 rows in the decode", "Q3_K weights"]
     for needless in (
         "CUDA graphs",
         "fusion",
