@@ -11,6 +11,8 @@ import pytest
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
+#: Workers of the tests are modules of this checkout, and no child looks for modules in the current folder.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 def descendants(parent: int) -> list[int]:
