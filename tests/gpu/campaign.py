@@ -139,6 +139,11 @@ class Campaign:
         except ModelError:
             return None, True
 
+    def ring(self) -> Ring:
+        """The trace of the child while it lives, the copy of it once the child died."""
+        child = self.children._child
+        return Ring(self.trace if child is None else child.trace)
+
     def clean(self) -> dict[str, list[Record]]:
         """What each case calls when nothing fails, in a child that has run it before."""
         found = {}
@@ -146,7 +151,7 @@ class Campaign:
             for _ in range(2):
                 fault, refused = self.run(case, "clean")
                 assert fault is None and not refused, fault
-            with Ring(self.trace) as ring:
+            with self.ring() as ring:
                 found[case] = list(ring.records())
         return found
 
@@ -154,7 +159,7 @@ class Campaign:
         """Make the call fail and hold the report against it."""
         kind = Kind[injection.kind]
         fault, refused = self.run(injection.case, injection.about)
-        with Ring(self.trace) as ring:
+        with self.ring() as ring:
             records = list(ring.records())
             failures = ring.failures()
             found = find_origin(ring)
