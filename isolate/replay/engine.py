@@ -42,6 +42,7 @@ from isolate.fault import Call, Fault, Signature, StepInFlight
 from isolate.library.bind import Library
 from isolate.replay.batch import Batch, Fed, Tokens
 from isolate.replay.loaded import Models
+from isolate.steps import ends_after
 from isolate.trace.ring import Writer
 
 #: What llama_decode's answers mean (llama.h).
@@ -399,29 +400,6 @@ class Engine:
         call = Call(routine, code, said)
         signature = Signature(kind, routine, code, self.in_flight.kind)
         raise StepFailed(Fault(kind, signature, self.in_flight, call, call, f"{routine} {said}{wanted}"))
-
-
-def ends_after(ends: dict[int, int], step: Step) -> dict[int, int]:
-    """Where each slot's next token goes after a memory call, from where it went before."""
-    match step:
-        case Clear():
-            return {}
-        case SeqKeep():
-            return {step.slot: ends.get(step.slot, 0)}
-        case SeqRm():
-            slots = list(ends) if step.slot == -1 else [step.slot]
-            cut = {s: max(step.p0, 0) for s in slots if (step.p1 < 0 or step.p1 >= ends.get(s, 0))}
-            return {**ends, **{s: min(ends.get(s, 0), end) for s, end in cut.items()}}
-        case SeqCp():
-            source = ends.get(step.slot, 0)
-            end = source if step.p1 < 0 else min(step.p1, source)
-            return {**ends, step.into: max(ends.get(step.into, 0), end)}
-        case SeqAdd():
-            end = ends.get(step.slot, 0)
-            moves = step.p0 < end and (step.p1 < 0 or step.p1 >= end)
-            return {**ends, step.slot: end + step.delta} if moves else ends
-        case _:
-            return ends
 
 
 def damage(data: bytes, how: Damage) -> bytes:

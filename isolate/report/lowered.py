@@ -24,7 +24,7 @@ from isolate.case import (
 )
 from isolate.errors import IsolateError
 from isolate.fault import Fault
-from isolate.replay.engine import ends_after
+from isolate.steps import ends_after
 
 #: Checks that a program without isolate's oracles cannot make.
 NEEDS_AN_ORACLE = ("positions", "cells", "logits")

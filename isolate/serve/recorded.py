@@ -27,8 +27,8 @@ from isolate.case import (
     Step,
 )
 from isolate.errors import TraceError
-from isolate.replay.engine import ends_after
 from isolate.serve.recording import Call, Kind, Recording, Token
+from isolate.steps import ends_after
 
 #: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY and _ON_DEVICE of llama.h
 _FLAGS: tuple[tuple[int, Flag], ...] = ((1, "partial_only"), (2, "on_device"))
