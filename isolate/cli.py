@@ -14,11 +14,19 @@ import msgspec
 
 from isolate import case as cases_of
 from isolate import cli_findings, cli_serve
-from isolate.case import CHECKS, Check
+from isolate.case import Check
 from isolate.errors import BuildError, DeviceError, IsolateError
 from isolate.library.find import find_build
-from isolate.options import build_options, checks, json_option, replay_line
-from isolate.replay.supervisor import TIMEOUT, Supervisor
+from isolate.options import (
+    build_options,
+    check_option,
+    json_option,
+    model_option,
+    replay_line,
+    run_switches,
+    timeout_option,
+)
+from isolate.replay.supervisor import Supervisor
 from isolate.replay.target import device_libraries
 from isolate.replay.target import find as find_target
 from isolate.report import doctor as report_doctor
@@ -113,10 +121,8 @@ def doctor(build: str | None, include: str | None, target: str, save_gpu: Path |
 @main.command()
 @click.argument("cases", nargs=-1, required=True, metavar="CASE...", type=click.Path(path_type=Path))
 @build_options
-@click.option("--model", metavar="FILE|zoo:NAME[:TYPE]", help="Use this model instead of the case's.")
-@click.option(
-    "--check", callback=checks, metavar="all|NAME,...", help=f"Oracles to ask after each step: {', '.join(CHECKS)}."
-)
+@model_option
+@check_option
 @click.option(
     "--deep",
     is_flag=True,
@@ -133,9 +139,7 @@ def doctor(build: str | None, include: str | None, target: str, save_gpu: Path |
     type=click.IntRange(1, 10000),
     help="Run each case N times, each in a new child.",
 )
-@click.option(
-    "--timeout", default=TIMEOUT, metavar="SECONDS", type=click.FloatRange(0.1), help="For one step.", show_default=True
-)
+@timeout_option
 @click.option("--trace", metavar="FILE", type=click.Path(path_type=Path), help="Keep the trace of the last run.")
 @click.option(
     "--expected", is_flag=True, help="Exit 0 when each case ends as its own `expect` says, 1 when one does not."
@@ -156,14 +160,7 @@ def run(
             f"--{modes[0]} is a mode of the launch hooks: it goes with --target cuda or dry:GPU, not {target}"
         )
     settings = pin.Settings(chosen.with_modes(*modes), build, include, check, deep, repeat, timeout, trace)
-    switches = {
-        "--build": build,
-        "--include": include,
-        "--target": target if target != "cpu" else None,
-        "--model": model,
-        "--check": ",".join(check),
-        "--timeout": f"{timeout:g}" if timeout != TIMEOUT else None,
-    }
+    switches = run_switches(build, include, target, timeout, model, check)
     # All are read before any is run: a bad file is said at once.
     jobs = []
     for path in cases:

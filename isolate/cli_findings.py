@@ -11,8 +11,17 @@ import click
 from isolate import case as cases_of
 from isolate.case import Check
 from isolate.fault import Finding
-from isolate.options import build_options, checks, json_option, replay_line
-from isolate.replay.supervisor import TIMEOUT, Supervisor
+from isolate.options import (
+    build_options,
+    check_option,
+    jobs_option,
+    json_option,
+    model_option,
+    replay_line,
+    run_switches,
+    timeout_option,
+)
+from isolate.replay.supervisor import Supervisor
 from isolate.replay.target import find as find_target
 from isolate.report import cpp, findings, html, index, issue, python
 from isolate.report import json as report_json
@@ -43,14 +52,12 @@ class Budget(click.ParamType[dict[str, float]]):
 @click.command()
 @click.argument("path", metavar="CASE", type=click.Path(path_type=Path))
 @build_options
-@click.option("--model", metavar="FILE|zoo:NAME[:TYPE]", help="Use this model instead of the case's.")
-@click.option("--check", callback=checks, metavar="all|NAME,...", help="Oracles to ask after each step.")
+@model_option
+@check_option
 @click.option(
     "--budget", type=Budget(), metavar="N|TIME", help="Most replays (80), most time (30s, 5m), or both (80,5m)."
 )
-@click.option(
-    "--jobs", default=1, show_default=True, metavar="N", type=click.IntRange(1, 256), help="Children at once."
-)
+@jobs_option(1)
 @click.option(
     "--confirm",
     default=3,
@@ -59,9 +66,7 @@ class Budget(click.ParamType[dict[str, float]]):
     type=click.IntRange(1, 100),
     help="Runs in fresh children before and after.",
 )
-@click.option(
-    "--timeout", default=TIMEOUT, metavar="SECONDS", type=click.FloatRange(0.1), help="For one step.", show_default=True
-)
+@timeout_option
 @click.option(
     "--resume",
     metavar="FILE",
@@ -89,13 +94,13 @@ def minimize(
         case = cases_of.with_model(case, model)
     out = out or path.with_name(f"{path.name.removesuffix('.json')}.min.json")
     settings = pin.Settings(find_target(target, build, include), build, include, check, timeout=timeout)
-    switches = {"--build": build, "--include": include, "--target": target if target != "cpu" else None}
-    switches["--timeout"] = f"{timeout:g}" if timeout != TIMEOUT else None
-    own = {"--model": model, "--check": ",".join(check)}
+    # the case that is written has the model and the checks in it
+    switches = run_switches(build, include, target, timeout)
+    given = run_switches(build, include, target, timeout, model, check)
     allowed = budget or {}
     replays = int(allowed["replays"]) if "replays" in allowed else None
     limits = minimizer.Limits(replays, allowed.get("seconds"), jobs, confirm, resume)
-    job = pin.Job(case, path.parent, replay_line(path, {**switches, **own}, ()))
+    job = pin.Job(case, path.parent, replay_line(path, given, ()))
     result = minimizer.minimize(job, settings, limits)
     cases_of.write_beside(result.case, out, path.parent)
     replay = replay_line(out, switches, ())
@@ -160,18 +165,14 @@ def export(
 @click.command()
 @click.argument("path", metavar="CASE", type=click.Path(path_type=Path))
 @build_options
-@click.option("--model", metavar="FILE|zoo:NAME[:TYPE]", help="Use this model instead of the case's.")
-@click.option("--check", callback=checks, metavar="all|NAME,...", help="Oracles to ask after each step.")
+@model_option
+@check_option
 @click.option(
     "--confirm", default=3, show_default=True, metavar="N", type=click.IntRange(1, 1000), help="Runs in fresh children."
 )
 @click.option("--against", multiple=True, metavar="DIR", help="Another build to run it on; repeatable, oldest first.")
-@click.option(
-    "--jobs", default=2, show_default=True, metavar="N", type=click.IntRange(1, 256), help="Children at once."
-)
-@click.option(
-    "--timeout", default=TIMEOUT, metavar="SECONDS", type=click.FloatRange(0.1), help="For one step.", show_default=True
-)
+@jobs_option(2)
+@timeout_option
 @click.option(
     "--out",
     metavar="DIR",
@@ -191,14 +192,7 @@ def triage(
     if model is not None:
         case = cases_of.with_model(case, model)
     settings = pin.Settings(find_target(target, build, include), build, include, check, timeout=timeout)
-    switches = {
-        "--build": build,
-        "--include": include,
-        "--target": target if target != "cpu" else None,
-        "--model": model,
-        "--check": ",".join(check),
-        "--timeout": f"{timeout:g}" if timeout != TIMEOUT else None,
-    }
+    switches = run_switches(build, include, target, timeout, model, check)
     line = replay_line(path, switches, ())
     found = triager.triage(pin.Job(case, path.parent, line), settings, confirm, against, jobs)
     replays: dict[int, str] = {}

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from isolate import case as cases_of
 from isolate.errors import IsolateError
-from isolate.options import json_option, replay_line
+from isolate.options import jobs_option, json_option, replay_line
 from isolate.replay.target import find as find_target
 from isolate.report import json as report_json
 from isolate.report import matrix as report_matrix
@@ -40,9 +40,7 @@ from isolate.trace import gpus
     help="For a table: cpu (default), cuda, dry:GPU; repeatable.",
 )
 @click.option("--gpus", "chosen", metavar="all|NAME,...", help="Simulated GPUs [default for cases: all].")
-@click.option(
-    "--jobs", default=2, show_default=True, metavar="N", type=click.IntRange(1, 256), help="Children at once."
-)
+@jobs_option(2)
 @click.option(
     "--out",
     metavar="DIR",

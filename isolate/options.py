@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from isolate.case import CHECKS, Check
+from isolate.replay.supervisor import TIMEOUT
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -37,14 +38,6 @@ def json_option(command: Command) -> Command:
     )(command)
 
 
-def replay_line(path: Path, switches: dict[str, str | None], flags: tuple[str, ...]) -> str:
-    """The command that runs a case again in the same way."""
-    words = ["isolate", "run", str(path)]
-    for switch, value in switches.items():
-        words += [switch, value] if value else []
-    return shlex.join(words + [f"--{flag}" for flag in flags])
-
-
 def checks(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[Check, ...]:
     """`all`, or some of the oracles' names with commas between."""
     if value is None:
@@ -56,3 +49,54 @@ def checks(context: click.Context, parameter: click.Parameter, value: str | None
         if name not in CHECKS:
             raise click.BadParameter(f"{name!r} is not one of all, {', '.join(CHECKS)}")
     return tuple(name for name in CHECKS if name in asked)
+
+
+def model_option(command: Command) -> Command:
+    """--model, which takes the place of a case's."""
+    return click.option("--model", metavar="FILE|zoo:NAME[:TYPE]", help="Use this model instead of the case's.")(
+        command
+    )
+
+
+def check_option(command: Command) -> Command:
+    """--check, the oracles to ask."""
+    help_ = f"Oracles to ask after each step: {', '.join(CHECKS)}."
+    return click.option("--check", callback=checks, metavar="all|NAME,...", help=help_)(command)
+
+
+def timeout_option(command: Command) -> Command:
+    """--timeout, the seconds that one step may take."""
+    seconds = click.FloatRange(0.1)
+    return click.option(
+        "--timeout", default=TIMEOUT, metavar="SECONDS", type=seconds, help="For one step.", show_default=True
+    )(command)
+
+
+def jobs_option(default: int) -> Callable[[Command], Command]:
+    """--jobs N, the children that run at once."""
+    return click.option(
+        "--jobs", default=default, show_default=True, metavar="N", type=click.IntRange(1, 256), help="Children at once."
+    )
+
+
+def run_switches(
+    build: str | None, include: str | None, target: str, timeout: float = TIMEOUT, model: str | None = None,
+    check: tuple[Check, ...] = (),
+) -> dict[str, str | None]:  # fmt: skip
+    """The switches of `isolate run` that differ from what it does without them, for `replay_line`."""
+    return {
+        "--build": build,
+        "--include": include,
+        "--target": target if target != "cpu" else None,
+        "--model": model,
+        "--check": ",".join(check),
+        "--timeout": f"{timeout:g}" if timeout != TIMEOUT else None,
+    }
+
+
+def replay_line(path: Path, switches: dict[str, str | None], flags: tuple[str, ...]) -> str:
+    """The command that runs a case again in the same way."""
+    words = ["isolate", "run", str(path)]
+    for switch, value in switches.items():
+        words += [switch, value] if value else []
+    return shlex.join(words + [f"--{flag}" for flag in flags])
