@@ -14,9 +14,8 @@ from click.testing import CliRunner, Result
 from isolate import case as cases
 from isolate.case import Case, Decode
 from isolate.cli import main
-from isolate.replay.supervisor import Supervisor
-from isolate.search import minimize as minimizer
 from isolate.search.needs import tokens
+from isolate.search.pin import Settings
 from isolate.search.repeat import still_comes
 from tests import cuda_builds
 from tests.conftest import ROOT
@@ -120,7 +119,7 @@ def test_several_at_once_end_alike(tmp_path: Path, nothing_left: None) -> None:
 @pytest.mark.slow
 def test_a_fault_that_comes_and_goes_keeps_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLAKY", str(tmp_path / "count"))
-    monkeypatch.setattr(minimizer, "Supervisor", functools.partial(Supervisor, worker="tests.flaky_worker"))
+    monkeypatch.setattr(Settings, "__init__", functools.partialmethod(Settings.__init__, worker="tests.flaky_worker"))
     path = tmp_path / "flaky.json"
     batch = [{"slot": 0, "tokens": {"count": 40, "modulo": 100}}]
     steps = [{"step": "decode", "batch": [{"slot": 0, "tokens": [1]}]}, {"step": "decode", "batch": batch}]

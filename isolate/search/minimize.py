@@ -131,7 +131,9 @@ def _replays(job: Job, settings: Settings, limits: Limits) -> Iterator[Replays]:
     with ExitStack() as stack:
         pool: queue.LifoQueue[Supervisor] = queue.LifoQueue()
         for _ in range(limits.jobs):
-            children = Supervisor(settings.build, settings.include, settings.target, settings.timeout, spare=True)
+            children = Supervisor(
+                settings.build, settings.include, settings.target, settings.timeout, worker=settings.worker, spare=True
+            )
             pool.put(stack.enter_context(children))
         where = {"build": find_build(settings.build, settings.include).key(), "target": settings.target.name}
         yield Replays(pool, job.folder, limits, where, stack)

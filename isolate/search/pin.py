@@ -33,6 +33,8 @@ class Settings:
     timeout: float = TIMEOUT
     #: where to keep the trace of the last run
     trace: Path | None = None
+    #: the child's module
+    worker: str = "isolate.replay.worker"
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ class Result:
 
 def supervisor(settings: Settings) -> Supervisor:
     """A supervisor for children with these settings."""
-    return Supervisor(settings.build, settings.include, settings.target, settings.timeout, settings.trace)
+    return Supervisor(
+        settings.build, settings.include, settings.target, settings.timeout, settings.trace, settings.worker
+    )
 
 
 def pin_all(jobs: list[Job], settings: Settings) -> Iterator[Result | IsolateError]:
