@@ -1,0 +1,434 @@
+"""Cases by chance: steps that a server could make, in orders that it seldom makes.
+
+The generator knows what each slot holds by the same reference that judges a run, and asks of a slot only what its memory
+can do and llama.h allows. It leans towards what breaks servers: small last batches beside other slots' single tokens,
+restores in the middle of another slot's prompt, states set into other slots, full and fragmented caches, the edges of
+ubatches and of the sliding window. The same source of chance gives the same case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+from msgspec import UNSET
+
+from isolate.case import (
+    Checkpoint,
+    Clear,
+    Context,
+    Decode,
+    Flag,
+    Load,
+    Pattern,
+    Reopen,
+    Restore,
+    Run,
+    Save,
+    SeqAdd,
+    SeqCp,
+    SeqKeep,
+    SeqRm,
+    Step,
+)
+from isolate.recipes import Recipe
+from isolate.replay.batch import Fed
+from isolate.replay.engine import Result
+from isolate.replay.reference import Reference, Slot
+from isolate.steps import ends_after
+
+#: Token i of script c is (7 i + 13 c) mod 120. Slots on one script have equal prompts, and reference logits are found again.
+MODULO, STRIDE, APART, SCRIPTS = 120, 7, 13, 6
+#: llama.cpp rounds the cells of a slot up to a multiple of this.
+CELLS = 256
+
+
+@dataclass(frozen=True)
+class State:
+    """A state that was taken."""
+
+    name: str
+    slot: int
+    held: Slot
+    end: int
+    #: of the second half of memory only: good while the slot still has the tokens before it
+    partial: bool
+    on_device: bool
+    saved: bool
+
+
+class Generator:
+    """The steps of one case so far, and what each slot holds after them."""
+
+    def __init__(self, chance: Random, recipe: Recipe, context: Context, on_device: bool = False) -> None:
+        self.chance = chance
+        self.recipe = recipe
+        self.context = context
+        self.on_device = on_device
+        self.reference = Reference(recipe.memory, recipe.window)
+        self.steps: list[Step] = []
+        self.ends: dict[int, int] = {}
+        self.states: dict[str, State] = {}
+        self.scripts: dict[int, int] = {}
+        self.named = 0
+        #: cells that belong to two slots are counted once by the library, so its room is not known exactly
+        self.shared = False
+        self.slots = range(context.n_seq_max)
+
+    # -- following steps
+
+    def add(self, step: Step) -> None:
+        """Append a step, and follow what it does."""
+        self.steps.append(step)
+        code = 1
+        fed: list[Fed] = []
+        slot: int | None = None
+        match step:
+            case Decode():
+                code = 0 if step.returns is UNSET else int(step.returns)
+                for run in step.batch:
+                    start = self.ends.get(run.slot, 0) if run.at is UNSET else int(run.at)
+                    tokens = run.tokens.tokens() if isinstance(run.tokens, Pattern) else run.tokens
+                    fed.append(Fed(run.slot, np.array(tokens, np.int32), start))
+                    if code == 0:
+                        self.ends[run.slot] = start + len(tokens)
+            case Checkpoint() | Save():
+                self._taken(step)
+            case Restore() | Load():
+                state = self.states[step.name]
+                slot = state.slot if step.slot is UNSET else int(step.slot)
+                code = 1 if step.returns is UNSET else int(step.returns)
+                if code:
+                    self.ends[slot] = state.end
+            case Reopen():
+                self.ends.clear()
+                self.context = step.context
+            case _:
+                code = 1 if step.returns is UNSET else int(step.returns)
+                if code:
+                    self.ends = ends_after(self.ends, step)
+        self.reference.after(step, Result(code, fed, slot=slot))
+        self.shared |= isinstance(step, SeqCp)
+
+    def _taken(self, step: Checkpoint | Save) -> None:
+        flags = step.flags if isinstance(step, Checkpoint) else []
+        if "on_device" in flags:
+            # One live state a slot: the older one is gone.
+            self.states = {name: s for name, s in self.states.items() if not (s.on_device and s.slot == step.slot)}
+        partial = "partial_only" in flags and self.recipe.memory in ("window", "hybrid")
+        held, end = self.reference.slot(step.slot), self.ends.get(step.slot, 0)
+        self.states[step.name] = State(
+            step.name, step.slot, held, end, partial, "on_device" in flags, isinstance(step, Save)
+        )
+
+    # -- choosing steps
+
+    def grow(self, count: int) -> None:
+        """Add about this many steps."""
+        wanted = len(self.steps) + count
+        actions, weights = zip(*self._actions(), strict=True)
+        while len(self.steps) < wanted:
+            self.chance.choices(actions, weights)[0]()
+
+    def _actions(self) -> Sequence[tuple[Callable[[], None], float]]:
+        """What can be done, and how often."""
+        recipe = self.recipe
+        second_half = recipe.memory in ("recurrent", "hybrid", "window")
+        return (
+            (self.decode_one_prompt, 8),
+            (self.decode_mixed, 12),
+            (self.decode_singles, 8),
+            (self.decode_last_part, 5),
+            (self.fill, 1.5),
+            (self.take_checkpoint, 8 if second_half else 3),
+            (self.go_back, 9 if second_half else 3),
+            (self.save, 5),
+            (self.load, 7),
+            (self.remove_tail, 5),
+            (self.remove_nothing, 2),
+            (self.remove_slot, 4),
+            (self.remove_every_slot, 0.3),
+            (self.shift_context, 4),
+            (self.shift_slot, 2),
+            (self.copy_slot, 5),
+            (self.copy_part, 0.7),
+            (self.keep_one, 0.4),
+            (self.clear, 0.7),
+            (self.reopen, 0.4),
+        )
+
+    def _slot(self) -> int:
+        return self.chance.choice(self.slots)
+
+    def _held(self, slot: int) -> Slot:
+        return self.reference.slot(slot)
+
+    def _used(self) -> list[int]:
+        """Slots that hold something that is known."""
+        return [slot for slot in self.slots if self._held(slot).positions and not self._held(slot).unknown]
+
+    def _room(self, slot: int) -> int:
+        """Tokens that a slot can still take."""
+        per_slot = -(-self.context.n_ctx // self.context.n_seq_max // CELLS) * CELLS
+        if not self.context.kv_unified:
+            return per_slot - len(self._held(slot).positions)
+        return -(-self.context.n_ctx // CELLS) * CELLS - sum(len(self._held(other).positions) for other in self.slots)
+
+    def length(self) -> int:
+        """A number of tokens, often at the edge of an ubatch, often small."""
+        ubatch = self.context.n_ubatch
+        kind = self.chance.random()
+        if kind < 0.35:
+            return self.chance.randint(1, 8)
+        if kind < 0.6:
+            return max(1, ubatch * self.chance.randint(1, 2) + self.chance.randint(-1, 1))
+        if kind < 0.75:
+            return ubatch * self.chance.randint(0, 2) + self.chance.randint(4, 8)
+        if self.recipe.window and kind < 0.85:
+            return max(1, self.recipe.window + self.chance.randint(-2, 2))
+        return self.chance.randint(2, 70)
+
+    def _run(self, slot: int, count: int) -> Run:
+        """The next tokens of a slot's script."""
+        at = len(self._held(slot).tokens)
+        if slot not in self.scripts or at == 0:
+            self.scripts[slot] = self.chance.randrange(SCRIPTS)
+        first = (STRIDE * at + APART * self.scripts[slot]) % MODULO
+        logits = self.chance.choices(("last", "all", "none"), (8, 2, 1))[0]
+        return Run(slot, Pattern(count, MODULO, first, STRIDE), logits)  # type: ignore[arg-type]
+
+    def _decode(self, wanted: dict[int, int]) -> None:
+        """Decode so many tokens of these slots, as far as there is room for them; slots nothing is known of are emptied."""
+        runs: list[Run] = []
+        left = self.context.n_batch
+        taken = 0
+        for slot, count in wanted.items():
+            held = self._held(slot)
+            if held.unknown or (held.doubt and self.chance.random() < 0.8):
+                self.add(SeqRm(slot=slot))
+            room = self._room(slot) - (taken if self.context.kv_unified else 0)
+            count = min(count, left, room)
+            if count > 0:
+                runs.append(self._run(slot, count))
+                left -= count
+                taken += count
+        if runs:
+            self.add(Decode(batch=runs))
+        else:
+            self.add(SeqRm(slot=self._slot()))
+
+    def decode_one_prompt(self) -> None:
+        """A part of one slot's prompt."""
+        self._decode({self._slot(): self.length()})
+
+    def decode_mixed(self) -> None:
+        """A part of one slot's prompt beside single tokens of others, in any order."""
+        slots = self.chance.sample(self.slots, self.chance.randint(1, len(self.slots)))
+        wanted = {slot: 1 for slot in slots}
+        for slot in slots[: 1 + (self.chance.random() < 0.3)]:
+            wanted[slot] = self.length()
+        order = self.chance.sample(list(wanted), len(wanted))
+        self._decode({slot: wanted[slot] for slot in order})
+
+    def decode_singles(self) -> None:
+        """One token of each of several slots."""
+        slots = self.chance.sample(self.slots, self.chance.randint(1, len(self.slots)))
+        self._decode({slot: 1 for slot in sorted(slots)})
+
+    def decode_last_part(self) -> None:
+        """What is left of several prompts after a checkpoint was taken: some tokens of each."""
+        count = self.chance.choice((1, 2, 3, 4, 4, 5))
+        self._decode({slot: count for slot in self.slots if self.chance.random() < 0.8})
+
+    def fill(self) -> None:
+        """Fill a slot up to the last cell or nearly, sometimes beyond, where the call must be refused and change nothing."""
+        slot = self._slot()
+        room = self._room(slot)
+        ask = room - self.chance.choice((0, 0, 1, 2))
+        while 0 < ask and room > 0:
+            self._decode({slot: min(ask, self.context.n_batch)})
+            ask, before = ask - min(ask, self.context.n_batch), room
+            room = self._room(slot)
+            if room >= before:
+                return
+        if self.recipe.memory == "attention" and not self.shared and self.chance.random() < 0.5:
+            over = room + self.chance.randint(1, 3)
+            if over <= self.context.n_batch and self._may_be_refused():
+                self.add(Decode(batch=[self._run(slot, over)], returns=1))
+
+    def _may_be_refused(self) -> bool:
+        """Every cell is where it seems to be, so that no room is no room."""
+        return not any(self._held(slot).unknown or self._held(slot).doubt for slot in self.slots)
+
+    # -- states
+
+    def _name(self) -> str:
+        self.named += 1
+        return f"s{self.named}"
+
+    def take_checkpoint(self) -> None:
+        """A context checkpoint of a slot, as a server takes it before the end of a prompt."""
+        used = self._used()
+        if not used:
+            return self.decode_one_prompt()
+        flags: list[Flag] = ["partial_only"]
+        if self.on_device and self.chance.random() < 0.15:
+            flags.append("on_device")
+        self.add(Checkpoint(slot=self.chance.choice(used), name=self._name(), flags=flags))
+
+    def _usable(self, slot: int) -> list[State]:
+        """Checkpoints that a server would set back into a slot: of the beginning of what the slot holds."""
+        held = self._held(slot)
+        found = []
+        for state in self.states.values():
+            if state.saved or state.slot != slot or state.held.doubt or state.held.unknown:
+                continue
+            count = len(state.held.tokens)
+            plain = held.history is None and state.held.history is None and not held.moved and not state.held.moved
+            if not state.partial or (
+                plain
+                and not held.unknown
+                and held.tokens[:count] == state.held.tokens
+                and held.positions[:count] == state.held.positions
+            ):
+                found.append(state)
+        return found
+
+    def go_back(self) -> None:
+        """Set a checkpoint back and remove what came after it; then often a prompt that goes another way."""
+        candidates = [(slot, state) for slot in self.slots for state in self._usable(slot)]
+        if not candidates:
+            return self.take_checkpoint()
+        slot, state = self.chance.choice(candidates)
+        self.add(Restore(name=state.name))
+        if state.partial or self.chance.random() < 0.5:
+            self.add(SeqRm(slot=slot, p0=state.end))
+        if self.chance.random() < 0.5:
+            self.scripts[slot] = self.chance.randrange(SCRIPTS)
+
+    def save(self) -> None:
+        """The whole state of a slot, to memory or to a file."""
+        used = self._used()
+        if not used:
+            return self.decode_one_prompt()
+        via = "file" if self.chance.random() < 0.2 else "memory"
+        self.add(Save(slot=self.chance.choice(used), name=self._name(), via=via))  # type: ignore[arg-type]
+
+    def load(self) -> None:
+        """A whole state into any slot that has room for it."""
+        saved = [state for state in self.states.values() if state.saved and not state.held.unknown]
+        if not saved:
+            return self.save()
+        state = self.chance.choice(saved[-4:])
+        slot = state.slot if self.chance.random() < 0.4 else self._slot()
+        if self._room(slot) + len(self._held(slot).positions) < len(state.held.positions):
+            return self.remove_slot()
+        if self.shared and self.context.kv_unified:
+            # What the slot shares with others does not become free.
+            self.add(SeqRm(slot=slot))
+            if self._room(slot) < len(state.held.positions):
+                return
+        self.add(Load(name=state.name, slot=slot))
+        self.scripts[slot] = self.chance.choice((self.scripts.get(state.slot, 0), self.chance.randrange(SCRIPTS)))
+
+    # -- memory
+
+    def remove_tail(self) -> None:
+        """The end of a slot, as for a prompt that goes another way; memory that cannot do that must say so."""
+        used = self._used()
+        if not used:
+            return self.decode_one_prompt()
+        slot = self.chance.choice(used)
+        held, end = self._held(slot), self.ends.get(slot, 0)
+        count = min(len(held.positions), self.chance.choice((1, 2, 3, 5, self.length())))
+        if not self.recipe.partial_removal:
+            if 0 < count < len(held.positions) and not held.doubt and self.chance.random() < 0.3:
+                self.add(SeqRm(slot=slot, p0=end - count, returns=False))
+                return None
+            return self.go_back()
+        self.add(SeqRm(slot=slot, p0=end - count))
+        if self.chance.random() < 0.6:
+            self.scripts[slot] = self.chance.randrange(SCRIPTS)
+        return None
+
+    def remove_nothing(self) -> None:
+        """What a server calls before each prompt: beyond the end there is nothing to remove."""
+        slot = self._slot()
+        self.add(SeqRm(slot=slot, p0=self.ends.get(slot, 0)))
+
+    def remove_slot(self) -> None:
+        """All of a slot."""
+        slot = self._slot()
+        self.add(SeqRm(slot=slot, p0=self.chance.choice((-1, 0)), p1=-1))
+
+    def remove_every_slot(self) -> None:
+        """All of all slots in one call."""
+        self.add(SeqRm(slot=-1))
+
+    def _can_shift(self) -> bool:
+        return self.recipe.shift and (self.recipe.window == 0 or self.context.swa_full)
+
+    def shift_context(self) -> None:
+        """A part in the middle is removed and the rest moved up, as a server does with a full context."""
+        long = [slot for slot in self._used() if len(self._held(slot).positions) > 8 and not self._held(slot).doubt]
+        if not long or not self._can_shift() or not self.recipe.partial_removal:
+            return self.remove_slot()
+        slot = self.chance.choice(long)
+        end, low = self.ends[slot], min(self._held(slot).positions)
+        keep = low + self.chance.choice((0, 1, 4, (end - low) // 3))
+        discard = self.chance.randint(1, max(1, (end - keep) // 2))
+        self.add(SeqRm(slot=slot, p0=keep, p1=keep + discard))
+        self.add(SeqAdd(slot=slot, delta=-discard, p0=keep + discard, p1=self.chance.choice((-1, end))))
+
+    def shift_slot(self) -> None:
+        """All of a slot to later positions, or back."""
+        used = [slot for slot in self._used() if not self._held(slot).doubt]
+        if not used or not self._can_shift():
+            return self.decode_one_prompt()
+        slot = self.chance.choice(used)
+        low = min(self._held(slot).positions)
+        delta = -low if low and self.chance.random() < 0.5 else self.chance.choice((1, 3, 7, 20))
+        self.add(SeqAdd(slot=slot, delta=delta))
+
+    def _pair(self) -> tuple[int, int] | None:
+        used = [slot for slot in self._used() if not self._held(slot).doubt]
+        if not used or len(self.slots) < 2:
+            return None
+        slot = self.chance.choice(used)
+        return slot, self.chance.choice([other for other in self.slots if other != slot])
+
+    def copy_slot(self) -> None:
+        """All of a slot also belongs to another, which was emptied."""
+        pair = self._pair()
+        if pair is None:
+            return self.decode_one_prompt()
+        slot, into = pair
+        if self._held(into) != Slot():
+            self.add(SeqRm(slot=into))
+        self.add(SeqCp(slot=slot, into=into))
+        self.scripts[into] = self.chance.choice((self.scripts.get(slot, 0), self.chance.randrange(SCRIPTS)))
+
+    def copy_part(self) -> None:
+        """The beginning of a slot also belongs to another, which was emptied."""
+        pair = self._pair()
+        if pair is None or self.ends.get(pair[0], 0) < 2:
+            return self.decode_one_prompt()
+        slot, into = pair
+        if self._held(into) != Slot():
+            self.add(SeqRm(slot=into))
+        self.add(SeqCp(slot=slot, into=into, p0=0, p1=self.chance.randint(1, self.ends[slot] - 1)))
+
+    def keep_one(self) -> None:
+        """Every other slot is emptied."""
+        self.add(SeqKeep(slot=self._slot()))
+
+    def clear(self) -> None:
+        """Everything is emptied."""
+        self.add(Clear(data=self.chance.random() < 0.7))
+
+    def reopen(self) -> None:
+        """The server starts again; what was saved to files and memory is there."""
+        self.states = {name: state for name, state in self.states.items() if state.saved}
+        self.add(Reopen(context=self.context))
