@@ -119,3 +119,24 @@ def test_the_smallest_set_that_separates_is_named() -> None:
     assert sentence(rows((0, 0, False), (0, 1, False), (1, 0, True), (1, 1, True))) == (
         "2 of 4 rows that ran failed: the faults follow --a: rows with 1 failed, rows with 0 passed, not --b"
     )
+
+
+def test_a_server_may_go_back_to_the_newest_checkpoint_on_the_device_and_to_no_older_one(tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    code, output = isolate("matrix", ROOT / "cases" / "on-device-checkpoints.toml", "--out", tmp_path, "--json", found)
+    assert code == 1, output
+    said = {cell["row"]: cell["said"] for cell in json.loads(found.read_text())["cells"]}
+    assert {row: how.split()[0] for row, how in said.items()} == {
+        "1 slot, in host memory": "pass",
+        "1 slot, on the device": "FAULT",
+        "1 slot, on the device, one checkpoint": "pass",
+        "2 slots, in host memory": "pass",
+        "2 slots, on the device": "FAULT",
+        "2 slots, on the device, one checkpoint": "pass",
+    }
+    assert said["1 slot, on the device"].startswith("FAULT logits")
+    restores = [
+        [step["name"] for step in json.loads(case.read_text())["steps"] if step["step"] == "restore"]
+        for case in tmp_path.glob("1-slot-on-the-device-one-checkpoint-*.json")
+    ]
+    assert restores == [["2-slot-0-at-296"]]

@@ -2,6 +2,7 @@
 
 isolate = 1
 model = {zoo = "qwen35moe", type = "Q3_K"}
+check = ["logits"]              # oracles to ask after each step, or "all"; none when left out
 [server]                        # in every row; names of llama-server's options
 ctx-size = 61440
 [[rounds]]                      # one request a slot, together, when those of the round before are answered
@@ -31,7 +32,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from isolate.case import MAX_CONTEXT, Case, Model, Pattern, Text
+from isolate.case import MAX_CONTEXT, Case, Check, Model, Pattern, Text
 from isolate.serve.memory import Memory
 from isolate.serve.options import ALIASES, Options, ServeError, options
 from isolate.serve.requests import Request
@@ -92,6 +93,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     model: Model
     rounds: Annotated[list[Round], Meta(min_length=1, max_length=64)]
     about: Text = ""
+    check: list[Check] | Literal["all"] = []
     server: dict[str, Value] = {}
     rows: list[Row] = []
     sweeps: list[Sweep] = []
@@ -174,7 +176,7 @@ def _case(table: Table, name: str, chosen: Options) -> Case:
     memory = Memory.of(recipe) if recipe else Memory(partial_removal=False)
     steps = list(Server(chosen, memory, list(requests(table.rounds, chosen.parallel))).steps())
     about = f"{table.about}\n{name}" if table.about else name
-    return Case(isolate=1, model=table.model, steps=steps, about=about, context=chosen.context())
+    return Case(isolate=1, model=table.model, steps=steps, about=about, context=chosen.context(), check=table.check)
 
 
 def requests(rounds: list[Round], slots: int) -> Iterator[Request]:
