@@ -1,9 +1,11 @@
 """What seeing every launch costs: milliseconds a decode under each way of watching, CUDA graphs off.
 
-    python benchmarks/trace.py --build DIR [--target cuda]
+    python benchmarks/trace.py --build DIR [--target cuda] [--ways check,untraced] [--rounds 11] [--starts 1]
 
 Two slots decode a token each, again and again, on the zoo's hybrid MoE in Q3_K. Every way has a child of its own; they
-take turns, so that a ratio is of runs next to each other. Medians; ways that this machine cannot do say why.
+take turns, so that a ratio is of runs next to each other. A child keeps its place in memory and on the processor as long
+as it lives: `--starts` ends them all and starts new ones, so that this evens out too. Medians, and how far the middle
+half of the ratios reaches; ways that this machine cannot do say why.
 """
 
 from __future__ import annotations
@@ -17,13 +19,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from isolate import case as cases
 from isolate.replay.target import Target, child_environment, find
 
-ROUNDS = 11
 DECODES = 200
 WARM = 20
 
@@ -128,6 +129,11 @@ class Child:
         self.process = subprocess.Popen(
             command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
+
+    def wait(self) -> None:
+        """Until it can be measured, or has said why not."""
+        if self.why_not:
+            return
         answer = self._line()
         if answer != "ready":
             _, errors = self.process.communicate()
@@ -146,12 +152,35 @@ class Child:
         self.why_not = "" if answer else f"it died with status {self.process.wait()}"
         return float(answer or "nan")
 
+    def end(self) -> None:
+        """It ends when nothing more is to be read."""
+        if not self.why_not:
+            self.process.communicate()
+
+
+def measure(ways: list[str], build: str, target: Target, rounds: int) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Milliseconds a decode of each way's turns, with a child started for each; why a way could not be measured."""
+    children = {way: Child(way, build, target) for way in ways}
+    for one in children.values():
+        one.wait()
+    times: dict[str, list[float]] = {way: [] for way, one in children.items() if not one.why_not}
+    for turn in range(rounds):
+        # There and back, so that none always follows the same other.
+        for way in list(times)[:: 1 if turn % 2 else -1]:
+            times[way].append(children[way].measure())
+    for one in children.values():
+        one.end()
+    return times, {way: one.why_not for way, one in children.items() if one.why_not}
+
 
 def main() -> None:
     """Print the figures, a line each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", default=os.environ.get("ISOLATE_BUILD"), required="ISOLATE_BUILD" not in os.environ)
     parser.add_argument("--target", default="cuda")
+    parser.add_argument("--ways", default=",".join(WAYS), help=f"of {', '.join(WAYS)}; untraced is always measured")
+    parser.add_argument("--rounds", type=int, default=11, help="turns of each child")
+    parser.add_argument("--starts", type=int, default=1, help="times that new children are started")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--before", nargs="*", default=[], help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -159,27 +188,32 @@ def main() -> None:
         child(options.child, options.build, options.before)
         return
     target = find(options.target, options.build)
-    children = {way: Child(way, options.build, target) for way in WAYS}
-    times: dict[str, list[float]] = {way: [] for way, one in children.items() if not one.why_not}
-    for turn in range(ROUNDS):
-        # There and back, so that none always follows the same other.
-        for way in list(times)[:: 1 if turn % 2 else -1]:
-            times[way].append(children[way].measure())
+    ways = [way for way in WAYS if way in {"untraced", *options.ways.split(",")}]
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    why_not: dict[str, str] = {}
+    for _ in range(options.starts):
+        of_start, died = measure([way for way in ways if way not in why_not], options.build, target, options.rounds)
+        why_not |= died
+        for way, found in of_start.items():
+            times[way] += found
     print(f"{'':11}  ms a decode  over untraced")
-    for way, what in WAYS.items():
-        if children[way].why_not:
-            print(f"{way:11}  {'-':>11}  {'-':>13}   {what}: {children[way].why_not}")
+    for way in ways:
+        if way in why_not:
+            print(f"{way:11}  {'-':>11}  {'-':>13}   {WAYS[way]}: {why_not[way]}")
             continue
-        print(f"{way:11}  {median(times[way]):11.3f}  {ratio(times[way], times['untraced']):13.2f}   {what}")
+        print(f"{way:11}  {median(times[way]):11.3f}  {median(ratios(times, way, 'untraced')):13.2f}   {WAYS[way]}")
     print()
     for way, other, aim in AIMS:
-        if not children[way].why_not and not children[other].why_not:
-            print(f"{way} over {other}: {ratio(times[way], times[other]):.2f} (aim: {aim})")
+        if {way, other} <= set(ways) - set(why_not):
+            pairs = ratios(times, way, other)
+            low, _, high = quantiles(pairs, n=4) if len(pairs) > 1 else pairs * 3
+            spread = f"middle half of {len(pairs)} pairs {low:.3f} to {high:.3f}"
+            print(f"{way} over {other}: {median(pairs):.3f} ({spread}; aim: {aim})")
 
 
-def ratio(times: list[float], others: list[float]) -> float:
-    """Median of the ratios of runs that were next to each other."""
-    return median(one / other for one, other in zip(times, others, strict=True))
+def ratios(times: dict[str, list[float]], way: str, other: str) -> list[float]:
+    """Of runs that were next to each other."""
+    return [one / base for one, base in zip(times[way], times[other], strict=True)]
 
 
 if __name__ == "__main__":
