@@ -24,7 +24,7 @@ from isolate.replay.supervisor import Supervisor
 from isolate.serve.program import check_program
 from isolate.serve.recorded import steps_of
 from isolate.serve.recording import Kind, Recording, read
-from isolate.trace.ring import native_library
+from isolate.trace.ring import Ring, native_library
 from tests import cuda_builds
 from tests.conftest import ROOT
 from tests.servers import ISOLATE, RunningServer, free_port, server_build, server_program
@@ -200,6 +200,7 @@ def test_a_recording_runs_on_a_tiny_model_of_the_same_kind(tmp_path: Path) -> No
 
 CLIENT = """
 #include <stdint.h>
+#include <stdlib.h>
 struct params { char bytes[512]; };
 struct llama_batch { int32_t n_tokens; int32_t *token; float *embd; int32_t *pos; int32_t *n_seq_id; int32_t **seq_id; int8_t *logits; };
 struct params llama_model_default_params(void);
@@ -209,22 +210,40 @@ void *llama_init_from_model(void *, struct params);
 struct llama_batch llama_batch_get_one(int32_t *, int32_t);
 int32_t llama_decode(void *, struct llama_batch);
 int main(int n, char **words) {
-    int32_t tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    int32_t tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8}, failed = 0;
     void *model = llama_model_load_from_file(words[n - 1], llama_model_default_params());
     void *context = llama_init_from_model(model, llama_context_default_params());
-    return llama_decode(context, llama_batch_get_one(tokens, 8));
+    for (int i = 1; i < n - 1; i++) {
+        failed |= llama_decode(context, llama_batch_get_one(tokens, atoi(words[i])));
+    }
+    return failed;
 }
 """
 
 
-def test_a_cuda_program_fails_in_the_same_launch_on_the_dry_device(tmp_path: Path) -> None:
-    build, model, out = cuda_builds.ptx80(), tmp_path / "model.gguf", tmp_path / "case.json"
+def record_cuda(folder: Path, sizes: list[int]) -> subprocess.CompletedProcess[str]:
+    """A CUDA program that decodes batches of these numbers of tokens, recorded on the dry device."""
+    build, model = cuda_builds.ptx80(), folder / "model.gguf"
     with Supervisor() as children:
         children.make_model("qwen35moe", "Q3_K", 1, model)
     linked = [f"-L{build}", "-lllama", f"-Wl,-rpath,{build}", "-Wl,--allow-shlib-undefined"]
-    client = compiled(tmp_path, "client", CLIENT, *linked)
-    words = [*ISOLATE, "record", "--out", out, "--target", "dry:h200", "--trace", tmp_path / "t", "--", client, model]
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+    client = compiled(folder, "client", CLIENT, *linked)
+    words = [*ISOLATE, "record", "--out", folder / "case.json", "--target", "dry:h200", "--trace", folder / "t", "--"]
+    words += [client, *sizes, model]
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+
+
+def test_an_error_that_the_program_handled_is_no_fault(tmp_path: Path) -> None:
+    done = record_cuda(tmp_path, [*[1] * 5, *[4] * 5] * 3)
+    assert (done.returncode, "FAULT" in done.stderr) == (0, False), done.stderr
+    with Ring(tmp_path / "t") as trace:
+        failed = [record.call for record in trace.records() if record.code > 0]
+    assert "cudaGraphExecUpdate" in failed
+
+
+def test_a_cuda_program_fails_in_the_same_launch_on_the_dry_device(tmp_path: Path) -> None:
+    build, out = cuda_builds.ptx80(), tmp_path / "case.json"
+    done = record_cuda(tmp_path, [8])
     assert done.returncode == 1, done.stderr
     said = re.search(r"FAULT  cuda in step 0 `decode`: (launch \d+ of mul_mat_vec_q_moe)", done.stderr)
     assert said, done.stderr

@@ -26,6 +26,7 @@ from isolate.serve.program import RecordError, check_program, find_program
 from isolate.serve.recorded import Recorded, steps_of
 from isolate.serve.recording import Kind, read
 from isolate.trace.explain import cuda_fault
+from isolate.trace.origin import find_origin, went_on
 from isolate.trace.ring import Ring, native_library
 
 
@@ -146,6 +147,9 @@ def _context(found: Recorded, build: str | None, target: Target | None) -> Conte
 def _fault(ring: Path, case: Case) -> Fault | None:
     """The first CUDA call that failed and was not handled, laid at the last decode."""
     with Ring(ring) as trace:
+        found = find_origin(trace)
+        if found is None or went_on(trace, found):
+            return None
         number = max((i for i, step in enumerate(case.steps) if isinstance(step, Decode)), default=0)
         step = case.steps[number]
         return cuda_fault(trace, StepInFlight(number, step.kind, step.tokens_by_slot()), "")

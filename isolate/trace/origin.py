@@ -57,6 +57,24 @@ def find_origin(ring: Ring) -> Origin | None:
     return Origin(origin, failures.get(origin.number) if origin else None, report, code, exact)
 
 
+def went_on(ring: Ring, found: Origin) -> bool:
+    """The program read the error and did something about it: the thread that noticed was at work again afterwards.
+
+    ggml so handles a CUDA graph that cannot be updated: it makes another one.
+    """
+    if found.code in ASYNCHRONOUS:
+        return False
+    work = (Kind.LAUNCH, Kind.GRAPH, Kind.COPY, Kind.SET, Kind.BLAS, Kind.SYNC)
+    return any(
+        record.thread == found.report.thread
+        and record.number > found.report.number
+        and record.kind in work
+        and record.done
+        and not _error(record)
+        for record in ring.records()
+    )
+
+
 def _error(record: Record) -> int:
     return record.code or record.sync or record.after or record.before or 0
 
