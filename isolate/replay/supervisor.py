@@ -31,6 +31,7 @@ from isolate.replay import protocol
 from isolate.replay.death import Death, fault_of, tail
 from isolate.replay.target import Target, child_environment, find
 from isolate.trace.explain import cuda_fault
+from isolate.trace.launch import kernels_seen
 from isolate.trace.node import last_node
 from isolate.trace.ring import Ring
 
@@ -87,6 +88,8 @@ class Supervisor:
         self.spare = spare
         self._child: _Child | None = None
         self._next: _Child | None = None
+        #: the child that had the last case, alive or not
+        self._ran: _Child | None = None
 
     def __enter__(self) -> Supervisor:
         return self
@@ -109,7 +112,7 @@ class Supervisor:
         `folder` is where a relative model path starts. IsolateError when the case, the model or the build is not usable.
         """
         started = time.perf_counter()
-        child = self._ready()
+        child = self._ran = self._ready()
         if self.spare and self._next is None:
             self._next = _Child(self)
         asked = list(dict.fromkeys([*case.checks(), *check]))
@@ -119,6 +122,10 @@ class Supervisor:
             return Outcome(reply, reply.step.index or 0, time.perf_counter() - started)
         assert isinstance(reply, protocol.Ran)
         return Outcome(reply.fault, reply.steps, reply.seconds, tuple(reply.notes))
+
+    def seen(self) -> frozenset[tuple[str, int]]:
+        """The kernels that the last run launched, by name and class of grid (`kernels_seen`); none where nothing is hooked."""
+        return self._ran.seen() if self._ran is not None else frozenset()
 
     def fresh(self) -> None:
         """Let the next run have a new child."""
@@ -200,6 +207,7 @@ class _Child:
         self.ended = os.pidfd_open(self.process.pid)
         self.ring: Ring | None = None
         self.deep = False
+        self.launched: frozenset[tuple[str, int]] = frozenset()
 
     def ask(self, request: protocol.Request, case: Case | None) -> protocol.Reply | Fault:
         """Send a request and wait for the answer, or for the fault that stands for it."""
@@ -274,6 +282,7 @@ class _Child:
         step, oom = self._in_flight(ring, case), _oom_kills() > self.ooms
         fault = fault_of(Death(status, step, routine or step.kind, text, self.log_text(), timeout, oom))
         fault = self._located(fault)
+        self.launched = self.seen()
         self.close()
         return fault
 
@@ -300,6 +309,11 @@ class _Child:
         size = os.fstat(self.log).st_size
         start = max(0, size - (1 << 16))
         return os.pread(self.log, size - start, start).decode(errors="replace")
+
+    def seen(self) -> frozenset[tuple[str, int]]:
+        """The kernels launched for the last request; also once the child is gone, when it died of it."""
+        ring = self._ring() if self.hooked and self.trace >= 0 else None
+        return kernels_seen(ring) if ring else self.launched
 
     def close(self) -> None:
         """End the process and give everything back."""

@@ -79,6 +79,14 @@ def launches_before(ring: Ring, number: int, most: int = 20) -> tuple[Launch, ..
     return tuple(reversed(list(islice(before, most))))
 
 
+def kernels_seen(ring: Ring) -> frozenset[tuple[str, int]]:
+    """The kernels that were launched, each with the class of its grid: the logarithm to base 2 of its blocks, rounded down.
+
+    Of a run of more calls than the trace keeps (65,536), the latest count.
+    """
+    return frozenset((kernel_name(name), (x * y * z).bit_length() - 1) for name, (x, y, z) in ring.grids())
+
+
 def select(
     records: Iterable[Record], step: int | None = None, kernel: str | None = None, stream: int | None = None
 ) -> Iterator[Record]:

@@ -41,6 +41,7 @@ _ABORT_TEXT, _ABORT_TEXT_BYTES = 144, 2048
 _FAILURES, _FAILURES_OFFSET = 32, 2192
 _RECORD = struct.Struct("<QIHBBQQqQQIiIIiiii80s")
 _EVIDENCE = struct.Struct(f"<{_RECORD.size}s16q16q24III")
+_GRID = struct.Struct("<Q4xH54xI16x3I68x")  # of a record that is a launch: state, kind, name, grid
 _LAUNCH = struct.Struct("<10IQQ")
 _COPY = struct.Struct("<QQQii")
 _NODE = struct.Struct("<IIi4I4x4q")
@@ -242,6 +243,15 @@ class Ring:
         """The first record that failed."""
         return next((failure.record for failure in self.failures()), None)
 
+    def grids(self) -> set[tuple[str, tuple[int, int, int]]]:
+        """Mangled name and grid of each kernel launched in the records kept, without reading the rest of them."""
+        found = set()
+        for first, raw in self._raw(*self._kept()):
+            for number, (state, kind, name, x, y, z) in enumerate(_GRID.iter_unpack(raw), first + 1):
+                if kind == Kind.LAUNCH and state & ~_COMPLETING == number:
+                    found.add((name, (x, y, z)))
+        return {(self._string(name), grid) for name, grid in found}
+
     def _kept(self) -> tuple[int, int]:
         """Numbers of the records to be found in the ring: the oldest, and one past the newest."""
         sizes = self._opened()
@@ -251,23 +261,26 @@ class Ring:
         return max(0, end - sizes[0], min(end, self._counter(_FIRST))), end
 
     def _chunk(self, first: int, end: int) -> list[Record]:
-        sizes = self._opened()
-        if sizes is None:
-            return []
-        capacity, strings_bytes = sizes
         found = []
-        start = HEADER_BYTES + strings_bytes
-        number = first
-        while number < end:  # at most two runs: the ring may wrap between them
-            place = number % capacity
-            run = min(end - number, capacity - place)
-            raw = self._read(start + place * _RECORD.size, run * _RECORD.size)
+        for number, raw in self._raw(first, end):
             for i in range(len(raw) // _RECORD.size):
                 record = self._record(raw[i * _RECORD.size : (i + 1) * _RECORD.size], number + i)
                 if record is not None:
                     found.append(record)
-            number += run
         return found
+
+    def _raw(self, first: int, end: int) -> Iterator[tuple[int, bytes]]:
+        """Records as they lie in the file, with the number of the first: in two pieces where the ring wraps between them."""
+        sizes = self._opened()
+        if sizes is None:
+            return
+        capacity, strings_bytes = sizes
+        while first < end:
+            place = first % capacity
+            run = min(end - first, capacity - place)
+            raw = self._read(HEADER_BYTES + strings_bytes + place * _RECORD.size, run * _RECORD.size)
+            yield first, raw[: len(raw) // _RECORD.size * _RECORD.size]
+            first += run
 
     def _record(self, raw: bytes, expected: int | None) -> Record | None:
         """The record in its 168 bytes, if it is whole and the one expected there."""
