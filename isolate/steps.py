@@ -189,6 +189,10 @@ class Clear(_Step, frozen=True, tag="clear"):
     data: bool = True
 
 
+#: Settings that belong to the context under test only.
+_OF_SEVERAL_SLOTS = ("n_rs_seq", "n_outputs_max", "n_outputs_max_per_seq", "pooling_type", "embeddings")
+
+
 class Context(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """Context settings by their llama.h names. The defaults are the same for every build."""
 
@@ -226,6 +230,12 @@ class Context(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
         """What is to be set, by the names of llama.h."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         return {name: value for name, value in values.items() if value is not UNSET}
+
+    def for_one_slot(self, positions: int) -> dict[str, int | float | bool | str]:
+        """The settings of a context with one slot of so many positions, to compare a slot of this one with."""
+        values = {name: value for name, value in self.settings().items() if name not in _OF_SEVERAL_SLOTS}
+        # the tail of a full-size window can be taken back
+        return values | {"n_ctx": positions, "n_seq_max": 1, "swa_full": True}
 
 
 class Reopen(_Step, frozen=True, tag="context"):

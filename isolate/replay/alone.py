@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 Logits = npt.NDArray[np.float32]
 
-#: Settings that belong to the context under test only.
-_NOT_ALONE = ("n_rs_seq", "n_outputs_max", "n_outputs_max_per_seq", "pooling_type", "embeddings")
 #: Rows decoded again with a single new one, where memory allows it: kernels for one row are not those for several.
 _AGAIN = 3
 #: Bytes of reference logits kept from one case to the next.
@@ -54,13 +52,14 @@ class Memo:
 class Single:
     """A context with one slot: acts that came before, and the run of tokens it holds since."""
 
-    def __init__(self, library: Library, model: int, settings: Context, positions: int) -> None:
+    def __init__(
+        self, library: Library, model: int, settings: Context, positions: int, eval_callback: Any = None
+    ) -> None:
         self.library = library
-        values = {name: value for name, value in settings.settings().items() if name not in _NOT_ALONE}
-        # the tail of a full-size window can be taken back
-        values |= {"n_ctx": positions, "n_seq_max": 1, "swa_full": True}
         params = library.context_params()
-        library.set_params(params, values, "context")
+        library.set_params(params, settings.for_one_slot(positions), "context")
+        if eval_callback is not None:
+            library.set_params(params, {"cb_eval": eval_callback}, "context")
         self.context = library.llama_init_from_model(model, params)
         if not self.context:
             raise NotAlone("the build made no second context")

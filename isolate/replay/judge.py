@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from isolate.case import Context
+from isolate.replay import again
 from isolate.replay.alone import Alone, Logits, Memo, NotAlone, Single
 from isolate.replay.engine import Engine, Row
 from isolate.replay.noise import SEPARATED, Noise, distance, measure
-from isolate.replay.reference import Kind, Slot
+from isolate.replay.reference import Act, Decoded, Kind, Removed, Slot
 
 #: llama_rope_type of a model without rotary embedding (llama.h).
 NO_ROPE = -1
@@ -92,7 +93,13 @@ class Judge:
         if beyond:
             # the context that was compared with may itself have gone wrong: only a new one counts
             beyond = self._beyond(given, self.alone.fresh_rows(slot.acts(), list(given)), limit)
-        return self._difference(number, slot, beyond, noise, noise.level(moved)) if beyond else None
+        if not beyond:
+            return None
+        difference = self._difference(number, slot, beyond, noise, noise.level(moved))
+        position = difference.evidence["position"]
+        acts = [_written(act) for act in slot.acts()]
+        difference.evidence["again"] = again.written(again.Alone(number, position, limit, self.room, acts))
+        return difference
 
     def _beyond(self, given: dict[int, Logits], right: dict[int, Logits], limit: float) -> dict[int, float]:
         distances = {position: distance(right[position], logits) for position, logits in given.items()}
@@ -142,3 +149,13 @@ class Judge:
             "tokens": len(slot.tokens),
         }
         return Difference(said, evidence)
+
+
+def _written(act: Act) -> again.Act:
+    match act:
+        case Decoded():
+            return again.Decoded(act.positions[0], list(act.tokens))
+        case Removed():
+            return again.Removed(act.p0, act.p1)
+        case _:
+            return again.Moved(act.p0, act.p1, act.delta)

@@ -15,7 +15,7 @@ import numpy as np
 
 from isolate.case import Check, Checkpoint, Load, Reopen, Restore, Save, SeqAdd, SeqCp, SeqRm, Step
 from isolate.fault import Call, Fault, Signature
-from isolate.replay import cells
+from isolate.replay import again, cells
 from isolate.replay.engine import Engine, Kept, Result
 from isolate.replay.judge import NO_ROPE, Judge
 from isolate.replay.reference import Kind, Reference
@@ -106,10 +106,12 @@ class Oracle:
             return None
         for slot in range(self.engine.settings.n_seq_max):
             low, high = self._position("min", slot), self._position("max", slot)
-            expected = self.reference.disagreement(slot, low, high)
-            if expected:
-                said = f"slot {slot}: oldest and newest position are {low} and {high}, not {expected}"
-                evidence = {"slot": slot, "oldest": low, "newest": high, "expected": expected, "memory": self.kind}
+            held = self.reference.held(slot)
+            if held is not None and not held.allows(low, high):
+                said = f"slot {slot}: oldest and newest position are {low} and {high}, not {held}"
+                evidence = {"slot": slot, "oldest": low, "newest": high, "expected": str(held), "memory": self.kind}
+                range_ = again.Held(slot, _ends(held.oldest), _ends(held.newest), held.or_none)
+                evidence["again"] = again.written(range_)
                 return self._fault("positions", "llama_memory_seq_pos_min/max", said, evidence)
         return None
 
@@ -214,6 +216,10 @@ class Oracle:
             data = ctypes.create_string_buffer(max(1, library.llama_state_seq_get_size_ext(context, slot, flags)))
             moved = library.llama_state_seq_get_data_ext(context, data, len(data), slot, flags)
         return data.raw[:moved]
+
+
+def _ends(positions: tuple[int, ...]) -> tuple[int, int]:
+    return positions[0], positions[-1]
 
 
 def _content(kept: Kept) -> bytes:

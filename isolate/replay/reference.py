@@ -110,6 +110,26 @@ class Slot:
         return (Decoded(self.tokens, self.positions),) if self.tokens else ()
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a slot's oldest position can be, and its newest, each in order."""
+
+    oldest: tuple[int, ...]
+    newest: tuple[int, ...]
+    #: or it may hold nothing
+    or_none: bool = False
+
+    def allows(self, low: int, high: int) -> bool:
+        """These can be the oldest and the newest."""
+        return (self.or_none and low == high == -1) or (low in self.oldest and high in self.newest)
+
+    def __str__(self) -> str:
+        if self.or_none:
+            return "positions that it holds, or -1"
+        oldest = f"{self.oldest[0]}" + (f" to {self.oldest[-1]}" if len(self.oldest) > 1 else "")
+        return f"{oldest} and {self.newest[0]}"
+
+
 class Reference:
     """All slots of a context, and the states that were taken of them.
 
@@ -152,31 +172,20 @@ class Reference:
             case Clear() | Reopen():
                 self.slots.clear()
 
-    def disagreement(self, number: int, low: int, high: int) -> str:
-        """What was expected where a slot's oldest and newest position cannot be `low` and `high`; "" where they can."""
+    def held(self, number: int) -> Held | None:
+        """Where a slot's oldest and newest position can be; None where nothing is known of them."""
         slot = self.slot(number)
         if slot.unknown:
-            return ""
+            return None
         if self.kind == "window":
-            return self._window_disagreement(slot, low, high)
+            return _held_by_window(slot.window)
         oldest, newest = min(slot.positions, default=-1), max(slot.positions, default=-1)
         if self.kind == "recurrent":
             oldest = newest = slot.recurrent.position
         elif self.kind == "hybrid":
             # as llama.cpp joins its halves
             oldest, newest = max(oldest, slot.recurrent.position), min(newest, slot.recurrent.position)
-        return "" if (low, high) == (oldest, newest) else f"{oldest} and {newest}"
-
-    def _window_disagreement(self, slot: Slot, low: int, high: int) -> str:
-        held = dict(zip(slot.window.positions, slot.window.certain, strict=True))
-        certain = [position for position, sure in held.items() if sure]
-        if certain and high == max(certain) and low in held and low <= min(certain):
-            return ""
-        if not certain and (low == high == -1 or (low in held and high in held)):
-            return ""
-        if not held:
-            return "-1 and -1"
-        return f"{min(held)} to {min(certain)} and {max(certain)}" if certain else "positions that it holds, or -1"
+        return Held((oldest,), (newest,))
 
     def observe(self, number: int, oldest: int) -> None:
         """Tell it a slot's oldest position after a step that may have taken away what its window had kept.
@@ -326,6 +335,14 @@ class Reference:
         p0, p1 = _range(step.p0, step.p1)
         copy = source if p1 == END else self._remove(source, p1, END)
         return copy if p0 == 0 else self._remove(copy, 0, p0)
+
+
+def _held_by_window(window: Window) -> Held:
+    held = tuple(sorted(window.positions))
+    certain = [position for position, sure in zip(window.positions, window.certain, strict=True) if sure]
+    if certain:
+        return Held(tuple(position for position in held if position <= min(certain)), (max(certain),))
+    return Held(held, held, or_none=True) if held else Held((-1,), (-1,))
 
 
 def _range(p0: int, p1: int) -> tuple[int, int]:

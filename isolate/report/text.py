@@ -13,8 +13,8 @@ from isolate.search.pin import Result, wanted
 from isolate.trace.record import ATTRIBUTES
 
 LABEL = 12
-#: Evidence that the lines above it say already.
-NOT_SHOWN = frozenset({"exact", "launches", "slot", "position"})
+#: Evidence that the lines above it say already, or that is for a program.
+NOT_SHOWN = frozenset({"exact", "launches", "slot", "position", "again"})
 #: Attributes of a launch that belong to its kernel; the device's limits stay in the JSON.
 OF_A_KERNEL = frozenset(ATTRIBUTES)
 
