@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from isolate import case as cases_of
-from isolate import cli_findings, cli_serve
+from isolate import cli_findings, cli_fuzz, cli_serve
 from isolate.case import Check
 from isolate.errors import BuildError, DeviceError, IsolateError
 from isolate.library.find import find_build
@@ -275,3 +275,4 @@ def kernels(folder: str | None, gpu: str | None, kernel: str | None, json_path: 
 
 cli_serve.add_to(main)
 cli_findings.add_to(main)
+cli_fuzz.add_to(main)

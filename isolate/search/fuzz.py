@@ -101,7 +101,7 @@ def ground(chance: Random, space: Space) -> Ground:
     batch = min(ubatch * chance.choice((1, 2, 4, 8)), cells)
     context = Context(
         n_ctx=cells, n_batch=batch, n_ubatch=min(ubatch, batch), n_seq_max=slots, type_k=type_k, type_v=type_v,
-        flash_attn_type=flash, kv_unified=unified, swa_full=chance.random() < 0.5,  # type: ignore[arg-type]
+        flash_attn_type=flash, kv_unified=unified, swa_full=chance.random() < 0.5,
     )  # fmt: skip
     return Ground(model, context)
 

@@ -226,7 +226,7 @@ class Generator:
     def decode_mixed(self) -> None:
         """A part of one slot's prompt beside single tokens of others, in any order."""
         slots = self.chance.sample(self.slots, self.chance.randint(1, len(self.slots)))
-        wanted = {slot: 1 for slot in slots}
+        wanted = dict.fromkeys(slots, 1)
         for slot in slots[: 1 + (self.chance.random() < 0.3)]:
             wanted[slot] = self.length()
         order = self.chance.sample(list(wanted), len(wanted))
@@ -235,7 +235,7 @@ class Generator:
     def decode_singles(self) -> None:
         """One token of each of several slots."""
         slots = self.chance.sample(self.slots, self.chance.randint(1, len(self.slots)))
-        self._decode({slot: 1 for slot in sorted(slots)})
+        self._decode(dict.fromkeys(sorted(slots), 1))
 
     def decode_last_part(self) -> None:
         """What is left of several prompts after a checkpoint was taken: some tokens of each."""
@@ -247,7 +247,7 @@ class Generator:
         slot = self._slot()
         room = self._room(slot)
         ask = room - self.chance.choice((0, 0, 1, 2))
-        while 0 < ask and room > 0:
+        while ask > 0 and room > 0:
             self._decode({slot: min(ask, self.context.n_batch)})
             ask, before = ask - min(ask, self.context.n_batch), room
             room = self._room(slot)

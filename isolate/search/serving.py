@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 from random import Random
 
@@ -24,11 +25,9 @@ def served(chance: Random, model: Model, context: Context) -> Case:
         options = _options(chance, context)
         server = Server(options, Memory.of(recipe), _requests(chance, options))
         steps: list[Step] = []
-        try:
+        # A prompt that does not fit ends the run: a server answers with an error, without a call.
+        with suppress(ServeError):
             steps.extend(islice(server.steps(), MOST_STEPS))
-        except ServeError:
-            # A prompt that does not fit: a server answers with an error and goes on without a call.
-            pass
         if steps:
             return Case(isolate=1, model=model, context=options.context(), steps=steps, check="all")
 

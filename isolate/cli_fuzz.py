@@ -1,0 +1,163 @@
+"""The command that looks for what nobody reported yet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+import msgspec
+
+from isolate.errors import IsolateError
+from isolate.fault import Finding
+from isolate.options import build_options, jobs_option, json_option, replay_line, run_switches
+from isolate.recipes import Memory
+from isolate.report import json as report_json
+
+if TYPE_CHECKING:
+    from isolate.search.campaign import Campaign, Totals
+
+#: Minutes that a campaign takes when nothing else is said.
+MINUTES = 10.0
+#: Seconds that one step of a tiny model may take.
+TIMEOUT = 30.0
+
+
+@click.command()
+@build_options
+@click.option("--minutes", metavar="M", type=click.FloatRange(0.01), help=f"How long [default: {MINUTES:g}].")
+@click.option(
+    "--cases", metavar="N", type=click.IntRange(1), help="Until so many cases were run, in all runs together."
+)
+@jobs_option(2)
+@click.option(
+    "--seed", default=0, show_default=True, metavar="N", type=click.IntRange(0), help="Same seed, same cases."
+)
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="The campaign's folder [default: fuzz-SEED]. One that exists goes on.",
+)
+@click.option("--model", "models", multiple=True, metavar="zoo:NAME[:TYPE]", help="Only this model; repeatable.")
+@click.option("--memory", type=click.Choice(get_args(Memory)), help="Only models with this kind of memory.")
+@click.option("--slots", metavar="N", type=click.IntRange(1, 16), help="So many slots.")
+@click.option("--server", is_flag=True, help="Only what a server would do: random requests and options.")
+@click.option("--hostile", is_flag=True, help="Overstep documented limits: only a clean error is right.")
+@click.option("--plain", is_flag=True, help="Do not go on from cases that tried something new.")
+@click.option(
+    "--known",
+    multiple=True,
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Cases of known findings, or folders of them; repeatable.",
+)
+@click.option(
+    "--database", metavar="DIR|redis://HOST", help="Hypothesis example database: what failed there is run first."
+)
+@click.option("--cluster", metavar="ADDRESS", help="Run on the workers of this Dask cluster.")
+@click.option(
+    "--timeout", default=TIMEOUT, show_default=True, metavar="SECONDS", type=click.FloatRange(0.1), help="For one step."
+)
+@json_option
+def fuzz(
+    build: str | None, include: str | None, target: str, minutes: float | None, cases: int | None, jobs: int, seed: int,
+    out: Path | None, models: tuple[str, ...], memory: Memory | None, slots: int | None, server: bool, hostile: bool,
+    plain: bool, known: tuple[Path, ...], database: str | None, cluster: str | None, timeout: float, json_path: str | None,
+) -> None:  # fmt: skip
+    """What nobody reported yet: random interleavings of slots and checkpoints, with every oracle on.
+
+    Exit code 1: something new was found. Known findings (--known, and the shipped ones) are counted only.
+    """
+    from isolate.report import campaign as report_campaign
+    from isolate.search import campaign as campaigns
+    from isolate.search.examples import Examples
+    from isolate.search.known import read_all, shipped
+    from isolate.search.shard import Plan
+
+    if hostile and server:
+        raise IsolateError("--hostile and --server exclude each other: a server asks for nothing that it may not")
+    space = _space(models, memory, slots, build, include, target)
+    plan = Plan(seed, space, build, include, target, timeout, 1.0 if server else 0.3, hostile, not plain)
+    folder = out or Path(f"fuzz-{seed}")
+    examples = Examples(database) if database else None
+    with ExitStack() as stack:
+        campaign = stack.enter_context(campaigns.Campaign(plan, folder, [*shipped(), *read_all(known)], examples))
+        executor = stack.enter_context(campaigns.cluster(cluster) if cluster else campaigns.processes(jobs))
+        interrupted = False
+        try:
+            seconds = None if cases is not None and minutes is None else 60 * (minutes or MINUTES)
+            campaign.run(executor, jobs, cases, seconds, _Told())
+        except KeyboardInterrupt:
+            interrupted = True
+            raise
+        finally:
+            switches = run_switches(build, include, target)
+            lines = {name: replay_line(folder / f"{name}.json", switches, ()) for name in campaign.totals.found}
+            if json_path != "-":
+                click.echo(report_campaign.text(campaign, lines))
+            if json_path and not interrupted:
+                report_json.write(_document(campaign, lines), json_path)
+    sys.exit(1 if campaign.totals.found else 0)
+
+
+def _space(
+    models: tuple[str, ...],
+    memory: Memory | None,
+    slots: int | None,
+    build: str | None,
+    include: str | None,
+    target: str,
+) -> Any:
+    """What cases may be made of, on this build. IsolateError where nothing is left."""
+    from isolate.replay.supervisor import Supervisor
+    from isolate.replay.target import find as find_target
+    from isolate.search.fuzz import Space
+
+    named = [model.removeprefix("zoo:").partition(":") for model in models]
+    if len({weights for _, _, weights in named}) > 1:
+        raise IsolateError("--model: give all models the same type of weights")
+    weights = named[0][2] if named and named[0][2] else None
+    with Supervisor(build, include, find_target(target, build, include)) as children:
+        described = children.describe()
+    kinds = described["kv_types"]
+    assert isinstance(kinds, list)
+    turbo = tuple(sorted(kind for kind in kinds if str(kind).startswith("turbo")))
+    space = Space(slots, memory, tuple(name for name, _, _ in named), weights, turbo)
+    space.recipes()
+    return space
+
+
+def _document(campaign: Campaign, lines: dict[str, str]) -> dict[str, Any]:
+    totals = campaign.totals
+    findings = [
+        Finding(found.case.as_json(), found.fault, found.times, found.of, lines[name])
+        for name, found in totals.found.items()
+    ]
+    said = {
+        "cases": totals.cases, "steps": totals.steps, "known": dict(totals.known), "refused": dict(totals.refused),
+        "unconfirmed": [msgspec.to_builtins(found) for found in totals.unconfirmed], "seed": campaign.plan.seed,
+    }  # fmt: skip
+    return {**report_json.document(findings, totals.cases), "fuzz": said}
+
+
+class _Told:
+    """Says now and then where the campaign stands, to whoever waits at a terminal."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def __call__(self, totals: Totals) -> None:
+        from isolate.report import campaign as report_campaign
+
+        if sys.stderr is not None and sys.stderr.isatty() and time.monotonic() - self.last >= 2:
+            self.last = time.monotonic()
+            click.echo(report_campaign.line(totals), err=True)
+
+
+def add_to(group: click.Group) -> None:
+    """Make this a command of `isolate`."""
+    group.add_command(fuzz)

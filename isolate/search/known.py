@@ -1,0 +1,218 @@
+"""Findings that are known already: is what a case shows one of them?
+
+A known finding is a small case that says what it gives. Another fault is taken to be the same when it is of the same kind,
+at the same place, in the same kind of step, and the steps of the known case can be found in its own, in their order and with
+the slots playing the same parts, the last of them being the one that failed. How many tokens were decoded is not compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import UNSET
+
+from isolate import case as cases_of
+from isolate.case import (
+    Case,
+    Checkpoint,
+    Decode,
+    Expect,
+    Load,
+    Restore,
+    Save,
+    SeqAdd,
+    SeqCp,
+    SeqKeep,
+    SeqRm,
+    Step,
+)
+from isolate.errors import CaseError, IsolateError
+from isolate.fault import Fault
+from isolate.search.passes import content
+from isolate.zoo import ZOO
+
+#: The plainest kind of memory first: a fault of one is one of those after it, too, since they contain it.
+_PLAIN = ("attention", "window", "recurrent", "hybrid")
+#: Settings that a known case has from need, where it has them.
+_NEEDED = ("kv_unified", "swa_full")
+#: Where the shipped cases are.
+SHIPPED = (Path(__file__).parents[1] / "cases", Path(__file__).parents[2] / "cases")
+#: How often two steps may be compared in one search.
+_COMPARISONS = 20_000
+
+
+@dataclass(frozen=True)
+class Known:
+    """A finding that has a name."""
+
+    name: str
+    case: Case
+
+    @property
+    def expect(self) -> Expect:
+        """What its case gives."""
+        assert not isinstance(self.case.expect, str)
+        return self.case.expect
+
+
+def read_all(places: Iterable[Path]) -> list[Known]:
+    """The known findings of files and folders of cases; cases that pass are passed over. IsolateError where none can be read."""
+    found = []
+    for place in places:
+        paths = sorted(place.rglob("*.json")) if place.is_dir() else [place]
+        if not paths:
+            raise IsolateError(f"{place}: no case is in this folder")
+        for path in paths:
+            try:
+                case = cases_of.read(path)
+            except CaseError:
+                if not place.is_dir():
+                    raise
+                continue
+            if not isinstance(case.expect, str):
+                found.append(Known(path.stem, case))
+    return found
+
+
+def recognized(known: Iterable[Known], case: Case, fault: Fault) -> Known | None:
+    """The known finding that a case shows with this fault; None where it is a new one."""
+    return next((each for each in known if _same_fault(each.expect, fault) and within(each.case, case, fault)), None)
+
+
+def _same_fault(expect: Expect, fault: Fault) -> bool:
+    return expect.kind == fault.kind and expect.step == fault.step.kind and expect.where in fault.signature.where
+
+
+def within(known: Case, case: Case, fault: Fault) -> bool:
+    """The steps of a known case are among those of another that failed, its last one being the one that failed."""
+    if not _allowed(known, case):
+        return False
+    last = len(case.steps) - 1 if fault.step.index is None else fault.step.index
+    return _Search(known.steps, case.steps[: last + 1]).found()
+
+
+def _allowed(known: Case, case: Case) -> bool:
+    """The other case runs on such memory, with the settings that the known one needs."""
+    if known.hostile and not case.hostile:
+        return False
+    if known.model.zoo is not UNSET and case.model.zoo is not UNSET:
+        here, there = ZOO[str(known.model.zoo)].memory, ZOO[str(case.model.zoo)].memory
+        if _PLAIN.index(here) > _PLAIN.index(there):
+            return False
+    plain = cases_of.Context()
+    for name in _NEEDED:
+        value = getattr(known.context, name)
+        if value != getattr(plain, name) and value != getattr(case.context, name):
+            return False
+    kinds = {known.context.type_k, known.context.type_v} - {"f32", "f16", "bf16"}
+    return kinds <= {case.context.type_k, case.context.type_v}
+
+
+class _Search:
+    """Backtracking over places for each known step, from the last one to the first."""
+
+    def __init__(self, known: Sequence[Step], steps: Sequence[Step]) -> None:
+        self.known = known
+        self.steps = steps
+        self.left = _COMPARISONS
+
+    def found(self) -> bool:
+        """There are places for all."""
+        return self._from(len(self.known) - 1, len(self.steps) - 1, {}, {}, exactly=True)
+
+    def _from(self, number: int, last: int, slots: dict[int, int], names: dict[str, str], exactly: bool) -> bool:
+        if number < 0:
+            return True
+        for place in range(last, last - 1 if exactly else -1, -1):
+            self.left -= 1
+            if self.left < 0:
+                return False
+            for own_slots, own_names in _matches(self.known[number], self.steps[place], slots, names):
+                if self._from(number - 1, place - 1, own_slots, own_names, exactly=False):
+                    return True
+        return False
+
+
+def _matches(
+    known: Step, step: Step, slots: dict[int, int], names: dict[str, str]
+) -> Iterable[tuple[dict[int, int], dict[str, str]]]:
+    """The parts of slots and names, extended by what must be so for the steps to be alike; none where they are not."""
+    if type(known) is not type(step) or _shape(known) != _shape(step):
+        return
+    if isinstance(known, Decode):
+        assert isinstance(step, Decode)
+        yield from (
+            (found, names)
+            for found in _placed([run.slot for run in known.batch], [run.slot for run in step.batch], slots)
+        )
+        return
+    pairs = [(getattr(known, name, UNSET), getattr(step, name, UNSET)) for name in ("slot", "into")]
+    own = dict(slots)
+    for one, other in pairs:
+        if isinstance(one, int) != isinstance(other, int):
+            return
+        if isinstance(one, int) and isinstance(other, int) and not _pair(own, one, other):
+            return
+    called = dict(names)
+    if isinstance(known, Checkpoint | Save | Restore | Load):
+        assert isinstance(step, Checkpoint | Save | Restore | Load)
+        if called.setdefault(known.name, step.name) != step.name:
+            return
+    yield own, called
+
+
+def _placed(wanted: list[int], there: list[int], slots: dict[int, int]) -> Iterable[dict[int, int]]:
+    """Ways to give each wanted slot one of those that are there."""
+    if not wanted:
+        yield slots
+        return
+    for slot in there:
+        own = dict(slots)
+        if _pair(own, wanted[0], slot):
+            yield from _placed(wanted[1:], [other for other in there if other != slot], own)
+
+
+def _pair(slots: dict[int, int], one: int, other: int) -> bool:
+    if one in slots:
+        return slots[one] == other
+    if other in slots.values() or (one == -1) != (other == -1):
+        return False
+    slots[one] = other
+    return True
+
+
+def _shape(step: Step) -> tuple[object, ...]:
+    """What of a step is the same in alike ones, besides slots and names."""
+    refused = step.returns is not UNSET and not step.returns
+    match step:
+        case SeqRm() | SeqCp():
+            return refused, step.p0 <= 0, step.p1 < 0
+        case SeqAdd():
+            return refused, step.p0 <= 0 and step.p1 < 0
+        case Checkpoint():
+            return ("on_device" in step.flags,)
+        case Restore():
+            return refused, step.damage is not UNSET, step.slot is UNSET
+        case Load():
+            return refused, step.damage is not UNSET
+        case SeqKeep() | Decode():
+            return (refused,)
+        case _:
+            return ()
+
+
+def shipped() -> list[Known]:
+    """The findings that come with isolate: installed beside it, or in the folder of its checkout."""
+    folder = next((place for place in SHIPPED if place.is_dir()), None)
+    return read_all([folder / "reports", folder / "found"]) if folder else []
+
+
+def name_of(case: Case) -> str:
+    """A finding's name: the kind of its fault, the step, the kind of memory, and a few digits of its content."""
+    digest = hashlib.blake2b(content(case), digest_size=3).hexdigest()
+    given = "fault" if isinstance(case.expect, str) else f"{case.expect.kind}-{case.expect.step}"
+    memory = ZOO[case.model.zoo].memory if isinstance(case.model.zoo, str) else "file"
+    return f"{given}-{memory}-{digest}"

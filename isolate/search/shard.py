@@ -1,0 +1,239 @@
+"""A share of a campaign: some cases that follow from the plan and a number, run, and what was found among them reduced.
+
+Everything that a share depends on is given to it, so it can run in any process on any machine, and gives the same cases.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from isolate.case import Case
+from isolate.errors import IsolateError
+from isolate.fault import Fault
+from isolate.replay.supervisor import Outcome, Supervisor
+from isolate.replay.target import find as find_target
+from isolate.search import fuzz, pin
+from isolate.search.coverage import facts
+from isolate.search.fuzz import Ground, Space, changed, generated, ground
+from isolate.search.hostile import accepted
+from isolate.search.known import Known, name_of, recognized
+from isolate.search.minimize import Limits, minimize
+
+#: Cases in a share. One model and one set of settings serves all of them, so that noise is measured once.
+SIZE = 25
+#: Replays that reducing one finding may cost.
+REPLAYS = 250
+#: Findings of one signature and kind of memory that a share reduces.
+REDUCED = 2
+#: One of so many faults that look known is reduced all the same, since another may hide behind it.
+LOOKED_AT = 20
+#: Of shares with something to go on from, how many do; and how many of their cases.
+GUIDED_SHARES, GUIDED_CASES = 0.6, 0.6
+#: A child is replaced after so many cases: it keeps what it measured.
+CHILD_CASES = 2000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a campaign tries. Equal plans give equal cases."""
+
+    seed: int
+    space: Space
+    build: str | None = None
+    include: str | None = None
+    target: str = "cpu"
+    timeout: float = 30.0
+    #: share of cases that a server would make
+    served: float = 0.3
+    #: oversteps limits
+    hostile: bool = False
+    #: cases that tried something new are changed further
+    guided: bool = True
+    #: module of the child
+    worker: str = "isolate.replay.worker"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A fault, reduced."""
+
+    case: Case
+    fault: Fault
+    times: int
+    of: int
+    #: it came when it was found, but not in fresh children
+    confirmed: bool = True
+
+
+@dataclass
+class Share:
+    """What came of a share."""
+
+    number: int
+    cases: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    #: cases that the build refused, by its sentence
+    refused: dict[str, int] = field(default_factory=dict)
+    #: faults that were recognized, by the name of the known finding
+    known: dict[str, int] = field(default_factory=dict)
+    #: faults of a signature that the share had reduced often enough
+    passed_over: int = 0
+    found: list[Found] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
+    #: cases that tried something new
+    kept: list[Case] = field(default_factory=list)
+    #: of each fault in the order of cases: its number among them and its signature
+    faults: list[tuple[int, str]] = field(default_factory=list)
+
+
+_own = threading.local()
+
+
+def run_share(plan: Plan, number: int, known: Sequence[Known], kept: Sequence[Case], seen: frozenset[str]) -> Share:
+    """Run share `number` of a plan. `kept` are cases to go on from, `seen` the facts that are nothing new."""
+    return _Runner(plan, number, known, kept, seen).run()
+
+
+def run_examples(plan: Plan, examples: Sequence[Case], known: Sequence[Known]) -> Share:
+    """Run cases that failed once as a share of their own."""
+    return _Runner(plan, -1, known, (), frozenset()).run((case, frozenset()) for case in examples)
+
+
+class _Runner:
+    def __init__(
+        self, plan: Plan, number: int, known: Sequence[Known], kept: Sequence[Case], seen: frozenset[str]
+    ) -> None:
+        self.plan = plan
+        self.known = list(known)
+        self.kept = kept
+        self.seen = set(seen)
+        self.chance = Random(f"{plan.seed}:{number}")
+        self.share = Share(number)
+        self.reduced: Counter[tuple[str, str]] = Counter()
+
+    def run(self, cases: Iterable[tuple[Case, frozenset[int]]] | None = None) -> Share:
+        """Run the cases given, or those that follow from the plan and the number."""
+        started = time.monotonic()
+        children = _children(self.plan)
+        for case, wild in self._cases() if cases is None else cases:
+            self.share.cases += 1
+            try:
+                case, outcome = _run(children, case, wild)
+            except IsolateError as error:
+                self.share.refused[error.message] = self.share.refused.get(error.message, 0) + 1
+                continue
+            self.share.steps += outcome.steps
+            self._learn(case, outcome, children)
+            if outcome.fault is not None:
+                self.share.faults.append((self.share.cases, str(outcome.fault.signature)))
+                self._examine(case, outcome.fault)
+        self.share.seconds = time.monotonic() - started
+        return self.share
+
+    def _cases(self) -> Iterator[tuple[Case, frozenset[int]]]:
+        plan, chance = self.plan, self.chance
+        going_on = plan.guided and not plan.hostile and self.kept and chance.random() < GUIDED_SHARES
+        if going_on:
+            first = chance.choice(self.kept)
+            here = Ground(first.model, first.context)
+            from_here = [case for case in self.kept if (case.model, case.context) == (first.model, first.context)]
+        else:
+            here = ground(chance, plan.space)
+            from_here = []
+        for _ in range(SIZE):
+            if plan.hostile:
+                yield fuzz.hostile(chance, here, plan.space)
+            elif from_here and chance.random() < GUIDED_CASES:
+                yield changed(chance, chance.choice(from_here), plan.space), frozenset()
+            else:
+                way: fuzz.Way = "served" if chance.random() < plan.served else "free"
+                yield generated(chance, here, plan.space, way), frozenset()
+
+    def _learn(self, case: Case, outcome: Outcome, children: Supervisor) -> None:
+        """Keep a case that tried something new, as far as it came."""
+        tried = facts(case, outcome.steps) | {("kernel", *launched) for launched in children.seen()}
+        new = {repr(fact) for fact in tried} - self.seen
+        if not new:
+            return
+        self.seen |= new
+        self.share.facts += sorted(new)
+        # What a fault cut short is a way into the same fault only.
+        if self.plan.guided and outcome.fault is None and all(step.kind != "context" for step in case.steps):
+            self.share.kept.append(case)
+
+    def _examine(self, case: Case, fault: Fault) -> None:
+        """Reduce a fault, unless it is known."""
+        last = fault.step.index
+        case = msgspec.structs.replace(case, steps=case.steps if last is None else case.steps[: last + 1])
+        known = recognized(self.known, case, fault)
+        if known is not None and self.chance.randrange(LOOKED_AT):
+            return self._count(known)
+        kind = str(fault.signature), str(case.model.zoo)
+        self.reduced[kind] += 1
+        if self.reduced[kind] > REDUCED:
+            self.share.passed_over += 1
+            return None
+        found = self._reduce(case, fault)
+        known = recognized(self.known, found.case, found.fault) if found.confirmed else None
+        if known is not None:
+            return self._count(known)
+        self.share.found.append(found)
+        if found.confirmed:
+            self.known.append(Known(name_of(found.case), found.case))
+        return None
+
+    def _count(self, known: Known) -> None:
+        self.share.known[known.name] = self.share.known.get(known.name, 0) + 1
+
+    def _reduce(self, case: Case, fault: Fault) -> Found:
+        plan = self.plan
+        settings = pin.Settings(
+            find_target(plan.target, plan.build, plan.include), plan.build, plan.include, timeout=plan.timeout,
+            worker=plan.worker,
+        )  # fmt: skip
+        try:
+            least = minimize(pin.Job(case, Path(), ""), settings, Limits(replays=REPLAYS))
+        except IsolateError:
+            return Found(case, fault, 0, 1, confirmed=False)
+        return Found(least.case, least.fault, least.times, least.of)
+
+
+def _children(plan: Plan) -> Supervisor:
+    """This thread's child, kept from one share to the next."""
+    own: tuple[Plan, Supervisor, int] | None = getattr(_own, "children", None)
+    if own is not None and own[0] == plan and own[2] < CHILD_CASES:
+        _own.children = plan, own[1], own[2] + SIZE
+        return own[1]
+    if own is not None:
+        own[1].close()
+    target = find_target(plan.target, plan.build, plan.include)
+    children = Supervisor(plan.build, plan.include, target, plan.timeout, worker=plan.worker)
+    _own.children = plan, children, SIZE
+    return children
+
+
+def end_children() -> None:
+    """End this thread's child."""
+    own = getattr(_own, "children", None)
+    if own is not None:
+        own[1].close()
+        del _own.children
+
+
+def _run(children: Supervisor, case: Case, wild: frozenset[int]) -> tuple[Case, Outcome]:
+    """Run a case; where it oversteps a limit and is told so, that is what it should get, and it is run on from there."""
+    while True:
+        outcome = children.run(case)
+        answered = accepted(case, outcome.fault, wild) if outcome.fault is not None and wild else None
+        if answered is None:
+            return case, outcome
+        case = answered
