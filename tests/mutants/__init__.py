@@ -1,0 +1,1 @@
+"""Planted faults: libraries in which one thing is wrong, to measure what finds and shrinks faults."""
