@@ -7,7 +7,7 @@ many positions as a slot of the context under test, since some models scale by t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ Logits = npt.NDArray[np.float32]
 _AGAIN = 3
 #: Bytes of reference logits kept from one case to the next.
 _REMEMBERED = 64 << 20
+#: Bytes of logits that are asked for beyond those wanted, when they are decoded anyway.
+_ROWS_AT_ONCE = 1 << 20
 
 
 class NotAlone(Exception):
@@ -144,7 +146,7 @@ class Alone:
 
     def rows(self, acts: tuple[Act, ...], wanted: Sequence[int]) -> dict[int, Logits]:
         """Logits at the wanted positions, which lie in the last act. NotAlone where they cannot be had."""
-        keys = {position: _key(acts, position) for position in wanted}
+        keys = _keys(acts, wanted)
         found = {position: self.memo.rows[key] for position, key in keys.items() if key in self.memo.rows}
         missing = {position for position in wanted if position not in found}
         if missing:
@@ -154,16 +156,16 @@ class Alone:
             except NotAlone:
                 context.forget()
                 raise
-            for position, row in computed.items():
-                self.memo.keep(keys[position], row)
+            for position, key in _keys(acts, list(computed)).items():
+                self.memo.keep(key, computed[position])
             found |= computed
         return found
 
     def fresh_rows(self, acts: tuple[Act, ...], wanted: Sequence[int]) -> dict[int, Logits]:
         """The same from a context that has done nothing else; what was computed before is forgotten."""
         self.close()
-        for position in wanted:
-            self.memo.rows.pop(_key(acts, position), None)
+        for key in _keys(acts, wanted).values():
+            self.memo.rows.pop(key, None)
         return self.rows(acts, wanted)
 
     def _nearest(self, acts: tuple[Act, ...]) -> Single:
@@ -189,7 +191,11 @@ class Alone:
             for act in acts[:-1]:
                 context.act(act)
             context.before, context.start = acts[:-1], last.positions[0]
-        found = context.decode(last.tokens[kept:], last.positions[kept], wanted)
+        new = last.positions[kept:]
+        if 4 * context.vocabulary * len(new) <= _ROWS_AT_ONCE:
+            # The next case asks for others of them: what was decoded once need not be decoded again.
+            wanted = wanted | set(new)
+        found = context.decode(last.tokens[kept:], new[0], wanted)
         context.tokens = last.tokens
         return found
 
@@ -208,12 +214,16 @@ class Alone:
         return kept if self.library.llama_memory_seq_rm(context.memory, 0, end, -1) else 0
 
 
-def _key(acts: tuple[Act, ...], position: int) -> bytes:
-    """What the logits at a position depend on: all acts up to it."""
+def _keys(acts: tuple[Act, ...], positions: Iterable[int]) -> dict[int, bytes]:
+    """What the logits at each position, which lies in the last act, depend on: all acts up to it."""
     last = acts[-1]
     assert isinstance(last, Decoded)
-    count = position - last.positions[0] + 1
     digest = hashlib.blake2b(repr(acts[:-1]).encode(), digest_size=16)
     digest.update(last.positions[0].to_bytes(8, "little", signed=True))
-    digest.update(np.array(last.tokens[:count], np.int32).tobytes())
-    return digest.digest()
+    tokens = np.array(last.tokens, np.int32)
+    done, found = 0, {}
+    for position in sorted(positions):
+        count = position - last.positions[0] + 1
+        digest.update(tokens[done:count].tobytes())
+        done, found[position] = count, digest.copy().digest()
+    return found

@@ -27,10 +27,18 @@ class _Settings:
 
     memo: Memo = field(default_factory=Memo)
     noise: Noise | None = None
+    #: contexts that were made to compare with; only the settings in use have any
+    alone: Alone | None = None
+
+    def close(self) -> None:
+        """Free the contexts."""
+        if self.alone is not None:
+            self.alone.close()
+        self.alone = None
 
 
-#: By the model's path, the settings and a slot's room; kept from one case to the next.
-_known: dict[tuple[Path | None, bytes, int], _Settings] = {}
+#: By the model's path and the settings of a context for one slot; kept from one case to the next.
+_known: dict[tuple[Path | None, bytes], _Settings] = {}
 
 
 @dataclass(frozen=True)
@@ -50,13 +58,17 @@ class Judge:
         library, model, settings = engine.library, engine.models.handle, engine.settings
         assert model is not None
         self.room = self._room(settings)
-        self.known = _known.setdefault((engine.models.path, msgspec.json.encode(settings), self.room), _Settings())
+        alone = msgspec.json.encode(settings.for_one_slot(self.room))
+        self.known = _known.setdefault((engine.models.path, alone), _Settings())
         self.relative = library.llama_model_rope_type(model) != NO_ROPE
-        self.alone = Alone(library, model, settings, self.room, kind, reach, self.known.memo)
-
-    def close(self) -> None:
-        """Free the contexts that were made to compare with."""
-        self.alone.close()
+        if self.known.alone is None:
+            models = engine.models
+            # Kept from one case to the next: what they hold need not be decoded again.
+            while models.before_free:
+                models.before_free.pop()()
+            models.before_free.append(self.known.close)
+            self.known.alone = Alone(library, model, settings, self.room, kind, reach, self.known.memo)
+        self.alone = self.known.alone
 
     def _room(self, settings: Context) -> int:
         """Positions that one slot has."""

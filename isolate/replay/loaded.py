@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from isolate.errors import ModelError
@@ -22,6 +23,8 @@ class Models:
         self.path: Path | None = None
         self.handle: int | None = None
         self.vocabulary = 0
+        #: what is to be done before the model is freed: contexts of it are freed
+        self.before_free: list[Callable[[], None]] = []
 
     def load(self, path: Path) -> int:
         """The loaded model's handle. ModelError when the library refuses the file."""
@@ -48,6 +51,8 @@ class Models:
 
     def free(self) -> None:
         """Give the model back."""
+        while self.before_free:
+            self.before_free.pop()()
         if self.handle is not None:
             self.library.llama_model_free(self.handle)
         self.path = self.handle = None

@@ -44,7 +44,6 @@ class Oracle:
 
     def close(self) -> None:
         """Free the contexts that were made to compare with."""
-        self.judge.close()
         if self.scratch:
             self.library.llama_free(self.scratch)
         self.scratch = None

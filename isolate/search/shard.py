@@ -28,7 +28,7 @@ from isolate.search.known import Known, name_of, recognized
 from isolate.search.minimize import Limits, minimize
 
 #: Cases in a share. One model and one set of settings serves all of them, so that noise is measured once.
-SIZE = 25
+SIZE = 40
 #: Replays that reducing one finding may cost.
 REPLAYS = 250
 #: Findings of one signature and kind of memory that a share reduces.
