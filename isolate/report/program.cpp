@@ -316,21 +316,28 @@ static std::vector<uint8_t> taken(llama_context * from, llama_seq_id slot, llama
     return state;
 }
 
-//# check_cells(
+//# words(
 #include <cstring>
 
-// The state holds what it held when it was taken of another slot, whose number is part of it.
+// A state's words without those that say of which slot, or of which stream, it is: 0 and the slots' numbers.
+static std::vector<int32_t> words(const std::vector<uint8_t> & state, llama_seq_id one, llama_seq_id other) {
+    std::vector<int32_t> kept;
+    for (size_t at = 0; at < state.size(); at += sizeof(int32_t)) {
+        int32_t word = 0;
+        std::memcpy(&word, &state[at], state.size() - at < sizeof(word) ? state.size() - at : sizeof(word));
+        if (word != 0 && word != one && word != other) {
+            kept.push_back(word);
+        }
+    }
+    return kept;
+}
+
+//# check_cells(
+// The slot holds what the state held when it was taken, perhaps of another slot.
 static void check_cells(int step, int number, llama_seq_id was_slot, llama_seq_id slot, llama_state_seq_flags flags) {
     const std::vector<uint8_t> & before = states[number];
     const std::vector<uint8_t> again = taken(context, slot, flags);
-    bool same = before.size() == again.size();
-    for (size_t at = 0; same && at < before.size(); at += sizeof(llama_seq_id)) {
-        llama_seq_id one = 0, other = 0;
-        const size_t count = before.size() - at < sizeof(one) ? before.size() - at : sizeof(one);
-        std::memcpy(&one, &before[at], count);
-        std::memcpy(&other, &again[at], count);
-        same = one == other || (one == was_slot && other == slot);
-    }
+    const bool same = was_slot == slot ? before == again : words(before, was_slot, slot) == words(again, was_slot, slot);
     if (!same) {
         fault(step, "cells of slot %d are others after its state was set and taken again", slot);
     }
