@@ -33,7 +33,7 @@ from isolate.case import (
     SeqRm,
     Step,
 )
-from isolate.recipes import Recipe
+from isolate.recipes import VOCABULARY, Recipe
 from isolate.replay.batch import Fed
 from isolate.replay.engine import Result
 from isolate.replay.reference import Reference, Slot
@@ -90,7 +90,7 @@ class Generator:
                 code = 0 if step.returns is UNSET else int(step.returns)
                 for run in step.batch:
                     start = self.ends.get(run.slot, 0) if run.at is UNSET else int(run.at)
-                    tokens = run.tokens.tokens() if isinstance(run.tokens, Pattern) else run.tokens
+                    tokens = self._tokens(run)
                     fed.append(Fed(run.slot, np.array(tokens, np.int32), start))
                     if code == 0:
                         self.ends[run.slot] = start + len(tokens)
@@ -111,6 +111,12 @@ class Generator:
                     self.ends = ends_after(self.ends, step)
         self.reference.after(step, Result(code, fed, slot=slot))
         self.shared |= isinstance(step, SeqCp)
+
+    def _tokens(self, run: Run) -> list[int]:
+        """The tokens of a run; one that only a run of the case can tell is like no other."""
+        if isinstance(run.tokens, Pattern):
+            return run.tokens.tokens()
+        return [VOCABULARY + len(self.steps)] if run.tokens == "greedy" else list(run.tokens)
 
     def _taken(self, step: Checkpoint | Save) -> None:
         flags = step.flags if isinstance(step, Checkpoint) else []
