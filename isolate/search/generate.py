@@ -438,3 +438,10 @@ class Generator:
         """The server starts again; what was saved to files and memory is there."""
         self.states = {name: state for name, state in self.states.items() if state.saved}
         self.add(Reopen(context=self.context))
+
+
+def _tokens(run: Run) -> list[int]:
+    """A run's tokens; one that is known only when the case is run is a token of its own."""
+    if isinstance(run.tokens, Pattern):
+        return run.tokens.tokens()
+    return [-1] if isinstance(run.tokens, str) else run.tokens

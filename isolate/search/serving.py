@@ -22,7 +22,7 @@ def served(chance: Random, model: Model, context: Context) -> Case:
     """A server's run with these settings; its other options and what clients ask of it are left to chance."""
     recipe = ZOO[str(model.zoo)]
     while True:
-        options = _options(chance, context)
+        options = _options(chance, context, recipe.partial_removal)
         server = Server(options, Memory.of(recipe), _requests(chance, options))
         steps: list[Step] = []
         # A prompt that does not fit ends the run: a server answers with an error, without a call.
@@ -32,7 +32,7 @@ def served(chance: Random, model: Model, context: Context) -> Case:
             return Case(isolate=1, model=model, context=options.context(), steps=steps, check="all")
 
 
-def _options(chance: Random, context: Context) -> Options:
+def _options(chance: Random, context: Context, partial_removal: bool) -> Options:
     switch = [True, True, False]
     return Options(
         parallel=context.n_seq_max,
@@ -51,7 +51,8 @@ def _options(chance: Random, context: Context) -> Options:
         checkpoint_min_step=chance.choice((0, 0, 16, 64, 8192)),
         cache_ram=chance.choice((8192, 8192, 1, 0)),
         cache_idle_slots=chance.choice(switch),
-        context_shift=chance.choice(switch),
+        # A server that shifts recurrent memory removes a part of it, does not look at the refusal, and goes on.
+        context_shift=partial_removal and chance.choice(switch),
         keep=chance.choice((0, 0, 4, -1)),
         slot_prompt_similarity=chance.choice((0.1, 0.1, 0.5, 0.0)),
     )

@@ -48,6 +48,10 @@ class Memory:
         """The window as the server sees it: none with `swa-full`."""
         return 0 if options.swa_full else self.window
 
+    def shifts(self, options: Options) -> bool:
+        """llama_memory_can_shift: a window's cache can only where it is as large as that of the other layers."""
+        return self.can_shift and (self.window == 0 or options.swa_full)
+
     def takes_checkpoints(self, options: Options) -> bool:
         """Whether a slot of such memory ever gets a checkpoint: only where it cannot be rolled back."""
         return options.ctx_checkpoints > 0 and (not self.partial_removal or self.server_window(options) > 0)

@@ -66,6 +66,8 @@ class Server:
         self.memory = memory
         self.requests = requests
         self.answers = answers or {}
+        # A server switches both off where the memory cannot shift.
+        self.shifts = options.context_shift and memory.shifts(options)
         self.slots = [Slot(number) for number in range(options.parallel)]
         limit = None if options.cache_ram < 0 else options.cache_ram << 20
         self.cache = PromptCache(limit, options.ctx_size) if options.cache_ram else None
@@ -157,8 +159,7 @@ class Server:
         elif request.action == "restore":
             if name not in self.files:
                 raise ServeError(f"request {index}: no earlier request saves {name!r}")
-            yield Load(name, slot.id)
-            self._hold(slot, self.files[name].copy())
+            yield from self._load(slot, name, self.files[name].copy())
         else:
             yield from self._empty(slot)
         self.done.add(index)
@@ -180,8 +181,18 @@ class Server:
         assert self.cache is not None
         entry = self.cache.best(slot.prompt, tokens)
         if entry is not None:
-            yield Load(entry.name, slot.id)
-            self._hold(slot, entry.prompt)
+            yield from self._load(slot, entry.name, entry.prompt)
+
+    def _load(self, slot: Slot, name: str, prompt: Prompt) -> Iterator[Step]:
+        """A saved state into a slot; where other slots of a unified cache leave no room for it, the slot is emptied."""
+        taken, slot.decoded = slot.decoded, 0
+        fits = self._fits(len(prompt.tokens))
+        slot.decoded = taken
+        yield Load(name, slot.id, returns=UNSET if fits else 0)
+        if fits:
+            self._hold(slot, prompt)
+        else:
+            yield from self._empty(slot)
 
     def _hold(self, slot: Slot, prompt: Prompt) -> None:
         slot.prompt, slot.decoded = prompt, len(prompt.tokens)
@@ -215,7 +226,7 @@ class Server:
         """Full contexts lose the older half of what is not to be kept."""
         for slot in self.slots:
             task, held = slot.task, len(slot.prompt.tokens)
-            if task is None or task.last is None or held + 1 < self.options.slot_context():
+            if not self.shifts or task is None or task.last is None or held + 1 < self.options.slot_context():
                 continue
             keep = len(task.tokens) if self.options.keep < 0 else self.options.keep
             keep = min(self.options.slot_context() - 4, keep)
@@ -285,7 +296,7 @@ class Server:
         """Keep what a new prompt has in common with the slot's tokens, as far as the memory can go back to it."""
         held, wanted = slot.prompt.tokens, task.tokens
         count = common(held, wanted) if self.options.cache_prompt else 0
-        if self.options.cache_prompt and self.options.cache_reuse and self.memory.can_shift:
+        if self.options.cache_prompt and self.options.cache_reuse and self.memory.shifts(self.options):
             count = yield from self._move_chunks(slot, wanted, count)
         end = count
         if count > 0:
@@ -382,7 +393,7 @@ class Server:
         known = self.answers.get(task.index, ())
         task.last = known[task.generated] if task.generated < len(known) else Sampled(task.index, task.generated)
         task.generated += 1
-        full = not self.options.context_shift and len(slot.prompt.tokens) + 1 >= self.options.slot_context()
+        full = not self.shifts and len(slot.prompt.tokens) + 1 >= self.options.slot_context()
         if task.generated >= task.request.n_predict or full:
             self._release(slot)
 
