@@ -37,6 +37,8 @@ static struct library libraries[] = {
     {"cuda", "libcudart", {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", NULL}, NULL},
     {"__cuda", "libcudart", {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", NULL}, NULL},
     {"cu", "libcuda.so", {"libcuda.so.1", "libcuda.so", NULL}, NULL},
+    {"ggml", "libggml-base", {"libggml-base.so.0", "libggml-base.so", NULL}, NULL},
+    {"ggml", "libllama", {"libllama.so.0", "libllama.so", NULL}, NULL}, /* with ggml linked into it */
 };
 
 struct search {
@@ -73,7 +75,10 @@ void *isolate_find(const char *name) {
     for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++) {
         if (!strncmp(name, libraries[i].prefix, strlen(libraries[i].prefix))) {
             void *handle = handle_of(&libraries[i]);
-            return handle ? dlsym(handle, name) : NULL;
+            void *found = handle ? dlsym(handle, name) : NULL;
+            if (found) {
+                return found;
+            }
         }
     }
     return NULL;

@@ -91,6 +91,12 @@ int isolate_release(int (*real)(void *), void *pointer);
 /* Fills fresh device memory with NaN bytes where that mode is on. */
 void isolate_poison(void *pointer, size_t bytes);
 
+/* Counted for isolate_trace_counts. bytes 0: what begins at `pointer`, else all that begins in that range. */
+void isolate_count_allocation(uint64_t pointer, size_t bytes);
+void isolate_count_release(uint64_t pointer, size_t bytes);
+void isolate_count_graphs(int made);
+void isolate_count_graph_launch(void);
+
 /* What the runtime, or an injected fault, has as the last error. */
 int isolate_peek(void);
 /* Reads what explains a failed call into the trace; leaves the last error as it was. ask: CUDA may be called now. */

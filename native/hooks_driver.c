@@ -44,9 +44,10 @@ HOOK(cuMemAddressReserve, (uint64_t *pointer, size_t bytes, size_t alignment, ui
 HOOK(cuMemAddressFree, (uint64_t pointer, size_t bytes), (pointer, bytes), ISOLATE_MEMORY, 0,
      mapped(&call, pointer, bytes), NOTHING)
 HOOK(cuMemMap, (uint64_t pointer, size_t bytes, size_t offset, uint64_t handle, unsigned long long flags),
-     (pointer, bytes, offset, handle, flags), ISOLATE_MEMORY, 0, mapped(&call, pointer, bytes), NOTHING)
+     (pointer, bytes, offset, handle, flags), ISOLATE_MEMORY, 0, mapped(&call, pointer, bytes),
+     code ? NOTHING : isolate_count_allocation(pointer, bytes))
 HOOK(cuMemUnmap, (uint64_t pointer, size_t bytes), (pointer, bytes), ISOLATE_MEMORY, 0, mapped(&call, pointer, bytes),
-     NOTHING)
+     code ? NOTHING : isolate_count_release(pointer, bytes))
 HOOK(cuMemSetAccess, (uint64_t pointer, size_t bytes, const void *access, size_t count),
      (pointer, bytes, access, count), ISOLATE_MEMORY, 0, mapped(&call, pointer, bytes),
      poison_mapped(pointer, bytes, code))

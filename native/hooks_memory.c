@@ -35,8 +35,21 @@ static void filled(struct isolate_call *call, const void *destination, int value
     call->record.detail.copy.value = value;
 }
 
-static void allocated(struct isolate_call *call, void *const *pointer, int code) {
+static void placed(struct isolate_call *call, void *const *pointer, int code) {
     call->record.detail.copy.destination = code ? 0 : (uint64_t)(uintptr_t)*pointer;
+}
+
+static void allocated(struct isolate_call *call, void *const *pointer, int code) {
+    placed(call, pointer, code);
+    if (!code && *pointer) {
+        isolate_count_allocation((uint64_t)(uintptr_t)*pointer, call->record.detail.copy.bytes);
+    }
+}
+
+static void released(const void *pointer, int code) {
+    if (!code && pointer) {
+        isolate_count_release((uint64_t)(uintptr_t)pointer, 0);
+    }
 }
 
 HOOK(cudaMemcpy, (void *to, const void *from, size_t bytes, int direction), (to, from, bytes, direction), ISOLATE_COPY,
@@ -89,9 +102,10 @@ HOOK(cudaHostAlloc, (void **pointer, size_t bytes, unsigned flags), (pointer, by
      copied(&call, NULL, NULL, bytes, -1, NULL), allocated(&call, pointer, code))
 
 HOOK_AS(cudaFree, (void *pointer), (pointer), ISOLATE_MEMORY, 0, copied(&call, pointer, NULL, 0, -1, NULL),
-        isolate_release(real, pointer), NOTHING)
+        isolate_release(real, pointer), released(pointer, code))
 
-HOOK(cudaFreeHost, (void *pointer), (pointer), ISOLATE_MEMORY, 0, copied(&call, pointer, NULL, 0, -1, NULL), NOTHING)
+HOOK(cudaFreeHost, (void *pointer), (pointer), ISOLATE_MEMORY, 0, copied(&call, pointer, NULL, 0, -1, NULL),
+     released(pointer, code))
 
 HOOK(cudaHostRegister, (void *pointer, size_t bytes, unsigned flags), (pointer, bytes, flags), ISOLATE_MEMORY, 0,
      copied(&call, pointer, NULL, bytes, -1, NULL), NOTHING)
@@ -100,7 +114,7 @@ HOOK(cudaHostUnregister, (void *pointer), (pointer), ISOLATE_MEMORY, 0, copied(&
      NOTHING)
 
 HOOK(cudaHostGetDevicePointer, (void **device, void *host, unsigned flags), (device, host, flags), ISOLATE_MEMORY, 0,
-     copied(&call, NULL, host, 0, -1, NULL), allocated(&call, device, code))
+     copied(&call, NULL, host, 0, -1, NULL), placed(&call, device, code))
 
 /* The last parameter is an int in CUDA 12 and a cudaMemLocation, two ints, in CUDA 13: one register either way. */
 HOOK(cudaMemAdvise, (const void *pointer, size_t bytes, int advice, uint64_t location),

@@ -126,15 +126,16 @@ HOOK(cudaStreamBeginCapture, (void *stream, int mode), (stream, mode), ISOLATE_G
 HOOK(cudaStreamEndCapture, (void *stream, void **graph), (stream, graph), ISOLATE_GRAPH, CHECKED,
      on(&call, stream, NULL), capture_ends(&call, stream))
 HOOK(cudaGraphInstantiate, (void **executable, void *graph, unsigned long long flags), (executable, graph, flags),
-     ISOLATE_GRAPH, CHECKED, on(&call, NULL, graph), NOTHING)
+     ISOLATE_GRAPH, CHECKED, on(&call, NULL, graph), isolate_count_graphs(!code))
 HOOK(cudaGraphInstantiateWithFlags, (void **executable, void *graph, unsigned long long flags),
-     (executable, graph, flags), ISOLATE_GRAPH, CHECKED, on(&call, NULL, graph), NOTHING)
+     (executable, graph, flags), ISOLATE_GRAPH, CHECKED, on(&call, NULL, graph), isolate_count_graphs(!code))
 HOOK(cudaGraphExecUpdate, (void *executable, void *graph, void *result), (executable, graph, result), ISOLATE_GRAPH,
      CHECKED, on(&call, NULL, executable), NOTHING)
 HOOK(cudaGraphLaunch, (void *executable, void *stream), (executable, stream), ISOLATE_GRAPH, CHECKED | QUEUES,
-     on(&call, stream, executable), NOTHING)
+     on(&call, stream, executable), isolate_count_graph_launch())
 HOOK(cudaGraphDestroy, (void *graph), (graph), ISOLATE_GRAPH, 0, on(&call, NULL, graph), NOTHING)
-HOOK(cudaGraphExecDestroy, (void *executable), (executable), ISOLATE_GRAPH, 0, on(&call, NULL, executable), NOTHING)
+HOOK(cudaGraphExecDestroy, (void *executable), (executable), ISOLATE_GRAPH, 0, on(&call, NULL, executable),
+     isolate_count_graphs(code ? 0 : -1))
 /* llama.cpp before 2025-05 edited the nodes of a graph. */
 QUIET_HOOK(cudaGraphGetNodes, (void *graph, void **nodes, size_t *count), (graph, nodes, count), ISOLATE_GRAPH,
            on(&call, NULL, graph))

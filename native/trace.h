@@ -196,4 +196,15 @@ struct isolate_live {
 };
 void isolate_trace_live(struct isolate_live *live);
 
+/* What this process did so far, and what it has in use. CUDA is only counted where the hooks stand in front of it. */
+struct isolate_counts {
+    int64_t computations;   /* ggml graphs that libllama had computed: one a ubatch */
+    int64_t launches;       /* kernel launches since the trace began anew */
+    int64_t graph_launches; /* launches of CUDA graphs */
+    int64_t graphs;         /* CUDA graphs instantiated and not destroyed */
+    int64_t allocations;    /* of device, managed and pinned memory, not freed; a mapping of virtual memory is one */
+    int64_t bytes;          /* of them */
+};
+void isolate_trace_counts(struct isolate_counts *counts);
+
 #endif
