@@ -168,7 +168,7 @@ class Campaign:
                 self.totals.unconfirmed.append(found)
                 continue
             before = [*self.known, *(Known(name, other.case) for name, other in self.totals.found.items())]
-            known = recognized(before, found.case, found.fault)
+            known = recognized(before, found.case, found.fault, reduced=True)
             if known is not None:
                 self.totals.known[known.name] += 1
                 continue

@@ -293,8 +293,9 @@ class Generator:
                 continue
             count = len(state.held.tokens)
             plain = held.history is None and state.held.history is None and not held.moved and not state.held.moved
-            if not state.partial or (
-                plain
+            if (not state.partial and self._has_room(slot, state)) or (
+                state.partial
+                and plain
                 and not held.unknown
                 and held.tokens[:count] == state.held.tokens
                 and held.positions[:count] == state.held.positions
@@ -322,6 +323,12 @@ class Generator:
         via = "file" if self.chance.random() < 0.2 else "memory"
         self.add(Save(slot=self.chance.choice(used), name=self._name(), via=via))  # type: ignore[arg-type]
 
+    def _has_room(self, slot: int, state: State) -> bool:
+        """The cells of a whole state fit into a slot, once it is emptied."""
+        shared = self.shared and self.context.kv_unified
+        free = 0 if shared else len(self._held(slot).positions)
+        return self._room(slot) + free >= len(state.held.positions)
+
     def load(self) -> None:
         """A whole state into any slot that has room for it."""
         saved = [state for state in self.states.values() if state.saved and not state.held.unknown]
@@ -329,13 +336,8 @@ class Generator:
             return self.save()
         state = self.chance.choice(saved[-4:])
         slot = state.slot if self.chance.random() < 0.4 else self._slot()
-        if self._room(slot) + len(self._held(slot).positions) < len(state.held.positions):
+        if not self._has_room(slot, state):
             return self.remove_slot()
-        if self.shared and self.context.kv_unified:
-            # What the slot shares with others does not become free.
-            self.add(SeqRm(slot=slot))
-            if self._room(slot) < len(state.held.positions):
-                return
         self.add(Load(name=state.name, slot=slot))
         self.scripts[slot] = self.chance.choice((self.scripts.get(state.slot, 0), self.chance.randrange(SCRIPTS)))
 

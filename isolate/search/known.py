@@ -36,6 +36,8 @@ from isolate.zoo import ZOO
 
 #: The plainest kind of memory first: a fault of one is one of those after it, too, since they contain it.
 _PLAIN = ("attention", "window", "recurrent", "hybrid")
+#: Kinds of fault that show only in what comes later.
+_SILENT = {"positions", "logits", "cells", "nan"}
 #: Settings that a known case has from need, where it has them.
 _NEEDED = ("kv_unified", "swa_full")
 #: Where the shipped cases are.
@@ -77,21 +79,31 @@ def read_all(places: Iterable[Path]) -> list[Known]:
     return found
 
 
-def recognized(known: Iterable[Known], case: Case, fault: Fault) -> Known | None:
-    """The known finding that a case shows with this fault; None where it is a new one."""
-    return next((each for each in known if _same_fault(each.expect, fault) and within(each.case, case, fault)), None)
+def recognized(known: Sequence[Known], case: Case, fault: Fault, reduced: bool = False) -> Known | None:
+    """The known finding that a case shows with this fault; None where it is a new one.
+
+    A case that was reduced needs each of its steps. Where all steps of a known finding that goes wrong in silence are among
+    them, it is the same one, whatever noticed it in the end.
+    """
+    same = (each for each in known if _same_fault(each.expect, fault) and within(each.case, case, fault, exactly=True))
+    later = (
+        each
+        for each in known
+        if reduced and {each.expect.kind, fault.kind} <= _SILENT and within(each.case, case, fault, exactly=False)
+    )
+    return next(same, None) or next(later, None)
 
 
 def _same_fault(expect: Expect, fault: Fault) -> bool:
     return expect.kind == fault.kind and expect.step == fault.step.kind and expect.where in fault.signature.where
 
 
-def within(known: Case, case: Case, fault: Fault) -> bool:
-    """The steps of a known case are among those of another that failed, its last one being the one that failed."""
+def within(known: Case, case: Case, fault: Fault, exactly: bool) -> bool:
+    """The steps of a known case are among those of another; `exactly`: its last one is the one that failed."""
     if not _allowed(known, case):
         return False
     last = len(case.steps) - 1 if fault.step.index is None else fault.step.index
-    return _Search(known.steps, case.steps[: last + 1]).found()
+    return _Search(known.steps, case.steps[: last + 1]).found(exactly)
 
 
 def _allowed(known: Case, case: Case) -> bool:
@@ -119,9 +131,9 @@ class _Search:
         self.steps = steps
         self.left = _COMPARISONS
 
-    def found(self) -> bool:
-        """There are places for all."""
-        return self._from(len(self.known) - 1, len(self.steps) - 1, {}, {}, exactly=True)
+    def found(self, exactly: bool) -> bool:
+        """There are places for all; `exactly`: the last step of both is the same."""
+        return self._from(len(self.known) - 1, len(self.steps) - 1, {}, {}, exactly)
 
     def _from(self, number: int, last: int, slots: dict[int, int], names: dict[str, str], exactly: bool) -> bool:
         if number < 0:
@@ -140,7 +152,14 @@ def _matches(
     known: Step, step: Step, slots: dict[int, int], names: dict[str, str]
 ) -> Iterable[tuple[dict[int, int], dict[str, str]]]:
     """The parts of slots and names, extended by what must be so for the steps to be alike; none where they are not."""
-    if type(known) is not type(step) or _shape(known) != _shape(step):
+    if isinstance(known, Decode) and len(known.batch) == 1 and isinstance(step, Load | Restore | SeqCp):
+        # What gives a slot its tokens does not matter.
+        into = getattr(step, "into", getattr(step, "slot", UNSET))
+        own = dict(slots)
+        if isinstance(into, int) and known.returns is UNSET and _pair(own, known.batch[0].slot, into):
+            yield own, names
+        return
+    if _alike(known) is not _alike(step) or _shape(known) != _shape(step):
         return
     if isinstance(known, Decode):
         assert isinstance(step, Decode)
@@ -152,8 +171,6 @@ def _matches(
     pairs = [(getattr(known, name, UNSET), getattr(step, name, UNSET)) for name in ("slot", "into")]
     own = dict(slots)
     for one, other in pairs:
-        if isinstance(one, int) != isinstance(other, int):
-            return
         if isinstance(one, int) and isinstance(other, int) and not _pair(own, one, other):
             return
     called = dict(names)
@@ -162,6 +179,13 @@ def _matches(
         if called.setdefault(known.name, step.name) != step.name:
             return
     yield own, called
+
+
+def _alike(step: Step) -> type:
+    """The step's kind; a checkpoint and a save are both a state that is taken."""
+    if isinstance(step, Save):
+        return Checkpoint
+    return Restore if isinstance(step, Load) else type(step)
 
 
 def _placed(wanted: list[int], there: list[int], slots: dict[int, int]) -> Iterable[dict[int, int]]:
@@ -194,9 +218,9 @@ def _shape(step: Step) -> tuple[object, ...]:
             return refused, step.p0 <= 0 and step.p1 < 0
         case Checkpoint():
             return ("on_device" in step.flags,)
-        case Restore():
-            return refused, step.damage is not UNSET, step.slot is UNSET
-        case Load():
+        case Save():
+            return (False,)
+        case Restore() | Load():
             return refused, step.damage is not UNSET
         case SeqKeep() | Decode():
             return (refused,)

@@ -122,6 +122,8 @@ def target_notes(target: Target, checks: tuple[Check, ...]) -> tuple[str, ...]:
 
 def deepen(job: Job, settings: Settings, fault: Fault) -> Fault:
     """The fault with the exact launch, where it was asynchronous or inside a CUDA graph, and with its graph node."""
+    if fault.kind in ("logits", "nan"):
+        return _beside(job, settings, fault)
     if fault.kind in CHECKS:
         return _said(fault, "no graph node to name: what is wrong is a result, not a call")
     settings = replace(settings, trace=None)
@@ -138,6 +140,16 @@ def deepen(job: Job, settings: Settings, fault: Fault) -> Fault:
     if again.node is None:
         return _said(fault, "no graph node to name: nothing was being computed")
     return replace(fault, node=again.node)
+
+
+def _beside(job: Job, settings: Settings, fault: Fault) -> Fault:
+    """The fault with the node where the wrong result begins, as the child found it beside the slot alone."""
+    again = _replay(job, replace(settings, trace=None), deep=True).fault
+    if again is None:
+        return _said(fault, "evaluated node by node it does not happen")
+    if not _same(fault, again):
+        return _said(fault, f"evaluated node by node it fails otherwise: {again.signature}")
+    return replace(again, log=fault.log)
 
 
 def _without_graphs(job: Job, settings: Settings, fault: Fault) -> tuple[Fault, Settings]:

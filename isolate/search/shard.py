@@ -183,7 +183,7 @@ class _Runner:
             self.share.passed_over += 1
             return None
         found = self._reduce(case, fault)
-        known = recognized(self.known, found.case, found.fault) if found.confirmed else None
+        known = recognized(self.known, found.case, found.fault, reduced=True) if found.confirmed else None
         if known is not None:
             return self._count(known)
         self.share.found.append(found)
