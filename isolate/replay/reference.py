@@ -144,6 +144,10 @@ class Reference:
         self.slots: dict[int, Slot] = {}
         self.taken: dict[str, tuple[Slot, frozenset[str]]] = {}
 
+    def empty(self) -> Reference:
+        """One for the same memory, before the first step."""
+        return Reference(self.kind, self.reach, self.relative)
+
     def slot(self, number: int) -> Slot:
         """The slot as it should be; an empty one where nothing was done."""
         return self.slots.get(number, Slot())
@@ -306,7 +310,8 @@ class Reference:
             return replace(slot, recurrent=recurrent)
         positions = _moved(slot.positions, p0, p1, delta)
         if self.kind == "recurrent":
-            return replace(slot, positions=positions, recurrent=recurrent)
+            doubt = slot.doubt or ("" if all(moves) else "a part of its tokens was moved")
+            return replace(slot, positions=positions, recurrent=recurrent, doubt=doubt)
         window = replace(slot.window, positions=_moved(slot.window.positions, p0, p1, delta))
         history, doubt, unknown = slot.history, slot.doubt, slot.unknown
         if history is not None or not all(moves) or not self.relative:
