@@ -7,15 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from isolate.replay.supervisor import Outcome, Supervisor
-from isolate.replay.target import Target
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.killing import KILLS, Kill
-from tests.mutants.worker import WORKER
-
-
-def with_mutant(name: str) -> Target:
-    """The CPU, for a worker whose library has this planted fault; none for ""."""
-    return Target("cpu", 0, environment={"MUTANT": name, "CUDA_VISIBLE_DEVICES": "-1"})
+from tests.mutants.worker import WORKER, with_mutant
 
 
 @pytest.fixture(scope="module")

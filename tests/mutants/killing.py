@@ -48,7 +48,7 @@ class Kill:
     def case(self, check: list[Check] | None = None) -> Case:
         """The case, with every oracle on or only these."""
         checks = {"check": "all"} if check is None else {"check": check}
-        return Case(isolate=1, model=Model(zoo=self.zoo), context=self.context, steps=list(self.steps), **checks)  # type: ignore[arg-type]
+        return Case(isolate=1, model=Model(zoo=self.zoo), context=self.context, steps=list(self.steps), **checks)
 
 
 def decode(*runs: tuple[int, int], logits: str = "last") -> Decode:
