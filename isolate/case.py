@@ -20,6 +20,7 @@ from isolate.recipes import VOCABULARY
 from isolate.refusal import sentence
 from isolate.steps import (
     CHECKS,
+    JUDGED_BY,
     MAX_CONTEXT,
     MAX_POSITION,
     MAX_SEQUENCES,
@@ -51,6 +52,7 @@ from isolate.zoo import ZOO
 
 __all__ = [
     "CHECKS",
+    "JUDGED_BY",
     "MAX_CONTEXT",
     "MAX_FILE_BYTES",
     "MAX_POSITION",

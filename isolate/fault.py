@@ -24,6 +24,8 @@ KINDS = {
     "nan": "a requested logit is NaN or infinite",
     "cells": "a state saved, restored and saved again does not hold the same cells",
     "logits": "logits differ from those of the same tokens decoded alone, beyond the measured noise",
+    "leak": "what is in use grows over equal rounds of steps, after which the slots hold the same",
+    "slow": "the same rows took twice the ubatches or launches in other slots, or in another order",
     "cuda": "a CUDA, driver or cuBLAS call returned an error",
     "engine": "isolate's own code raised an exception in the child",
 }

@@ -19,12 +19,21 @@ SlotId = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\w.-]+$")]
 Text = Annotated[str, Meta(max_length=1 << 16)]
 Flag = Literal["partial_only", "on_device"]
-Check = Literal["positions", "nan", "cells", "logits"]
+Check = Literal["positions", "nan", "cells", "logits", "counters"]
 
 #: The oracles that `--check` and a case's `check` can switch on.
-CHECKS: tuple[Check, ...] = ("positions", "nan", "cells", "logits")
-#: Those that look at what the library keeps of each slot, not at what was computed.
-NEED_NO_RESULTS: frozenset[Check] = frozenset({"positions"})
+CHECKS: tuple[Check, ...] = ("positions", "nan", "cells", "logits", "counters")
+#: Those that look at what the library keeps and uses, not at what was computed.
+NEED_NO_RESULTS: frozenset[Check] = frozenset({"positions", "counters"})
+#: Kinds of fault that are the judgement of an oracle, and which one's.
+JUDGED_BY: dict[str, Check] = {
+    "positions": "positions",
+    "nan": "nan",
+    "cells": "cells",
+    "logits": "logits",
+    "leak": "counters",
+    "slow": "counters",
+}
 
 
 class Pattern(Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ import numpy as np
 from isolate.case import Check, Checkpoint, Load, Reopen, Restore, Save, SeqAdd, SeqCp, SeqRm, Step
 from isolate.fault import Call, Fault, Signature
 from isolate.replay import again, cells
+from isolate.replay.counters import Counters
 from isolate.replay.engine import Engine, Kept, Result
 from isolate.replay.judge import NO_ROPE, Judge
 from isolate.replay.reference import Kind, Reference
@@ -41,6 +42,7 @@ class Oracle:
         self.reference = Reference(self.kind, self.reach, relative=rope != NO_ROPE or self.kind == "recurrent")
         self.judge = Judge(engine, self.kind, self.reach, self._note)
         self.scratch: int | None = None
+        self.counters = Counters(engine) if "counters" in self.checks else None
 
     def close(self) -> None:
         """Free the contexts that were made to compare with."""
@@ -50,7 +52,11 @@ class Oracle:
 
     def after(self, index: int, step: Step, result: Result) -> Fault | None:
         """Look at what step `index` did; the first thing that is not as it should be."""
+        if self.counters:
+            self.counters.read()
         self.reference.after(step, result)
+        if self.counters:
+            self.counters.keep(index, step, self.reference)
         if isinstance(step, Reopen):
             self.close()
             self.judge = Judge(self.engine, self.kind, self.reach, self._note)
@@ -62,6 +68,10 @@ class Oracle:
             fault = check(step, result) if name in self.checks else None
             if fault is not None:
                 return fault
+        if self.counters and index + 1 == len(self.engine.case.steps):
+            return self.counters.fault()
+        if self.counters:
+            self.counters.leave_out()
         return None
 
     def _kind(self) -> Kind:

@@ -1,0 +1,271 @@
+"""Leaks and slow paths: what only the counts of many steps show.
+
+A leak: a schedule of steps comes again and again, the slots hold the same after each round, and what is in use climbs
+all the same. A slow path: the same rows took twice the ubatches, or launches, in other slots or in another order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from isolate.case import Checkpoint, Decode, Reopen, Save, SeqAdd, SeqCp, Step
+from isolate.fault import Call, Fault, Signature, StepInFlight
+
+#: Counted over a step.
+WORK = ("ubatches", "launches", "graph launches")
+#: In use after a step, and what of it leaks. Those that are exact are a leak when they climb in every round.
+EXACT = {
+    "state bytes": "the state of all slots",
+    "allocations": "the number of CUDA allocations",
+    "allocated bytes": "allocated CUDA memory",
+    "CUDA graphs": "the number of instantiated CUDA graphs",
+}
+#: Those that others share, or that come in pages, must climb by so many bytes.
+COARSE = {"device bytes": 64 << 20, "resident bytes": 64 << 20}
+HELD = (*EXACT, *COARSE)
+#: The first rounds fill pools and caches; from the second on nothing may climb.
+WARM_UP = 2
+ROUNDS, COARSE_ROUNDS = 4, 12
+LONGEST_ROUND = 64
+#: A cache is padded to so many cells (llama-kv-cache.cpp), which decides what is launched.
+PADDING = 256
+SLOW = 2
+
+
+@dataclass(frozen=True)
+class Fill:
+    """What is held: cells by slot, and bytes of the states that the case keeps."""
+
+    cells: tuple[int, ...]
+    kept: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one step did and left."""
+
+    index: int
+    step: Step
+    #: as it should be; None where that is not known
+    fill: Fill | None
+    #: by names of WORK
+    work: dict[str, int]
+    #: by names of HELD
+    held: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Steps that come again and again: `count` rounds of `length` samples from `start` on."""
+
+    start: int
+    length: int
+    count: int
+
+    def ends(self) -> list[int]:
+        """The last sample of each round after those of the warm-up, and of the last of those."""
+        return [self.start + self.length * (number + 1) - 1 for number in range(WARM_UP - 1, self.count)]
+
+
+def fault(samples: Sequence[Sample]) -> Fault | None:
+    """The first leak, else the first slow path."""
+    return leak(samples) or slow(samples)
+
+
+# -- leak
+
+
+def leak(samples: Sequence[Sample]) -> Fault | None:
+    """What climbs over rounds that are all the same."""
+    for rounds in repeated([_shape(sample.step) for sample in samples]):
+        ends = [samples[at] for at in rounds.ends()]
+        if ends[0].fill is None or any(end.fill != ends[0].fill for end in ends):
+            continue
+        for name in ends[0].held:
+            values = [end.held[name] for end in ends]
+            if _climbs(values) if name in EXACT else _climbs_by(values, COARSE[name]):
+                return _leak(samples, rounds, name, values)
+    return None
+
+
+def _climbs(values: Sequence[int]) -> bool:
+    return all(earlier < later for earlier, later in pairwise(values))
+
+
+def _climbs_by(values: Sequence[int], much: int) -> bool:
+    """Steadily: never down, and in each half by half of that at least."""
+    middle = len(values) // 2
+    halves = (values[middle] - values[0], values[-1] - values[middle])
+    return len(values) > COARSE_ROUNDS - WARM_UP and values == sorted(values) and min(halves) >= much // 2
+
+
+def repeated(shapes: Sequence[object]) -> Iterator[Rounds]:
+    """Where at least ROUNDS rounds of the same steps follow each other; the shortest rounds first."""
+    for length in range(1, min(LONGEST_ROUND, len(shapes) // ROUNDS) + 1):
+        same = 0
+        for at in range(length, len(shapes) + 1):
+            if at < len(shapes) and shapes[at] == shapes[at - length]:
+                same += 1
+                continue
+            count = same // length + 1
+            if count >= ROUNDS:
+                # What is left over was at the beginning: rounds are counted back from where they end.
+                yield Rounds(at - count * length, length, count)
+            same = 0
+
+
+def _shape(step: Step) -> object:
+    """What of a step makes it the same again: not which tokens, positions and names."""
+    match step:
+        case Decode():
+            return "decode", tuple((run.slot, run.count(), len(run.outputs())) for run in step.batch)
+        case Checkpoint() | Save():
+            return step.kind, step.slot
+        case SeqCp():
+            return step.kind, step.slot, step.into
+        case Reopen():
+            return step.kind, step.context
+        case _:
+            return step.kind, getattr(step, "slot", None)
+
+
+def _leak(samples: Sequence[Sample], rounds: Rounds, name: str, values: list[int]) -> Fault:
+    changes = _changes(samples, rounds, name)
+    worst = samples[rounds.ends()[-2] + 1 + max(range(rounds.length), key=changes.__getitem__)]
+    ends = rounds.ends()
+    climb = values[-1] - values[0]
+    what = EXACT.get(name, "device memory in use" if name == "device bytes" else "resident memory")
+    by = f"{climb // (len(values) - 1)} {'bytes ' if name.endswith('bytes') else ''}a round".replace("  ", " ")
+    first = samples[rounds.start].index
+    said = (
+        f"{what} grows by {by} over {rounds.count} equal rounds of {rounds.length} "
+        f"step{'s' if rounds.length > 1 else ''} from step {first} on, after which the slots hold the same"
+    )
+    evidence = {
+        "round_steps": rounds.length,
+        "rounds": rounds.count,
+        "cells": list(samples[ends[0]].fill.cells) if samples[ends[0]].fill else [],  # type: ignore[union-attr]
+        "after_each_round": {key: [samples[at].held[key] for at in ends] for key in samples[ends[0]].held},
+    }
+    return _fault("leak", worst, name, said, evidence)
+
+
+def _changes(samples: Sequence[Sample], rounds: Rounds, name: str) -> list[int]:
+    """How much each step of a round adds after the warm-up, beyond the cells it should."""
+    first = rounds.start + rounds.length * WARM_UP
+    cell = _bytes_a_cell(samples) if name == "state bytes" else 0
+    changes = [0] * rounds.length
+    for at in range(first, rounds.start + rounds.length * rounds.count):
+        before, after = samples[at - 1], samples[at]
+        change = after.held[name] - before.held[name]
+        if before.fill and after.fill:
+            change -= cell * (sum(after.fill.cells) - sum(before.fill.cells))
+        changes[(at - first) % rounds.length] += change
+    return changes
+
+
+def _bytes_a_cell(samples: Sequence[Sample]) -> int:
+    """Most decodes into slots that are in use already say it."""
+    found: Counter[int] = Counter()
+    for before, after in pairwise(samples):
+        if isinstance(after.step, Decode) and before.fill and after.fill:
+            tokens = sum(after.fill.cells) - sum(before.fill.cells)
+            grown = after.held["state bytes"] - before.held["state bytes"]
+            if (
+                tokens > 0
+                and grown % tokens == 0
+                and all(_cells(before.fill.cells, run.slot) for run in after.step.batch)
+            ):
+                found[grown // tokens] += 1
+    return found.most_common(1)[0][0] if found else 0
+
+
+# -- slow path
+
+
+@dataclass(frozen=True)
+class _Way:
+    """The rows of one decode in the slots they were in."""
+
+    slots: tuple[int, ...]
+    sample: Sample
+
+
+def slow(samples: Sequence[Sample]) -> Fault | None:
+    """Rows that took twice the work in some slots that they took in others."""
+    ways: dict[object, dict[tuple[int, ...], dict[str, Sample]]] = defaultdict(dict)
+    for rows, slots, sample in _decodes(samples):
+        least = ways[rows].setdefault(slots, {})
+        for name in ("ubatches", "launches"):
+            # What a CUDA graph launches, and what is captured for one, is not told apart here.
+            if name == "launches" and sample.work["graph launches"]:
+                continue
+            if name not in least or sample.work[name] < least[name].work[name]:
+                least[name] = sample
+    for name in ("ubatches", "launches"):
+        for by_slots in ways.values():
+            found = [_Way(slots, least[name]) for slots, least in by_slots.items() if name in least]
+            if len(found) < SLOW:
+                continue
+            best = min(found, key=lambda way: way.sample.work[name])
+            worst = max(found, key=lambda way: way.sample.work[name])
+            if 0 < SLOW * best.sample.work[name] <= worst.sample.work[name]:
+                return _slow(name, worst, best, [way for way in found if way not in (worst, best)])
+    return None
+
+
+def _decodes(samples: Sequence[Sample]) -> Iterator[tuple[object, tuple[int, ...], Sample]]:
+    """Each decode that can be compared: its rows whatever slots they are in, and the slots in their order in the batch."""
+    fill: tuple[int, ...] | None = ()
+    pending = False
+    for sample in samples:
+        step = sample.step
+        if isinstance(step, SeqAdd | SeqCp):
+            # Carried out by the next decode, as a graph of its own.
+            pending = True
+        elif isinstance(step, Decode):
+            if fill is not None and sample.fill is not None and not pending:
+                rows = sorted((run.count(), len(run.outputs()), _padded(_cells(fill, run.slot))) for run in step.batch)
+                yield (tuple(rows), _padded(sum(fill))), tuple(run.slot for run in step.batch), sample
+            pending = False
+        fill = sample.fill.cells if sample.fill else None
+
+
+def _cells(fill: tuple[int, ...], slot: int) -> int:
+    return fill[slot] if 0 <= slot < len(fill) else 0
+
+
+def _padded(cells: int) -> int:
+    return -(-cells // PADDING)
+
+
+def _slow(name: str, worst: _Way, best: _Way, others: list[_Way]) -> Fault:
+    def told(way: _Way) -> str:
+        work = way.sample.work
+        launches = f" and {work['launches']} launches" if work["launches"] else ""
+        ubatches = f"{work['ubatches']} ubatch{'es' if work['ubatches'] != 1 else ''}"
+        return f"{ubatches}{launches} in slots {', '.join(map(str, way.slots))} (step {way.sample.index})"
+
+    said = f"the same rows took {told(worst)}, and {told(best)}"
+    evidence = {"ways": [told(way) for way in (best, *others, worst)]}
+    return _fault("slow", worst.sample, name, said, evidence)
+
+
+def _fault(kind: str, sample: Sample, where: str, said: str, evidence: dict[str, Any]) -> Fault:
+    in_flight = StepInFlight(sample.index, sample.step.kind, sample.step.tokens_by_slot())
+    call = Call(_CALLS.get(sample.step.kind, f"llama_memory_{sample.step.kind}"), None, said)
+    return Fault(kind, Signature(kind, where, None, sample.step.kind), in_flight, call, call, said, evidence=evidence)
+
+
+_CALLS = {
+    "decode": "llama_decode",
+    "checkpoint": "llama_state_seq_get_data_ext",
+    "save": "llama_state_seq_get_data_ext",
+    "restore": "llama_state_seq_set_data_ext",
+    "load": "llama_state_seq_set_data_ext",
+    "context": "llama_init_from_model",
+}
