@@ -169,6 +169,7 @@ ggml_backend_dev_type                 i p
 ggml_backend_dev_memory               v p Z Z
 ggml_backend_dev_supports_op          b p p
 ggml_backend_tensor_get               v p p z z
+ggml_view_tensor                      p p p
 """
 
 

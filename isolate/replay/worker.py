@@ -6,6 +6,7 @@ the trace, the log and the way this process ended.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -19,13 +20,14 @@ from pathlib import Path
 
 import msgspec
 
+from isolate import files
 from isolate.case import NEED_NO_RESULTS, Case, Check, Model
 from isolate.errors import DeviceError, IsolateError, ModelError
 from isolate.fault import Call, Fault, Signature
 from isolate.library.bind import Library
 from isolate.library.find import find_build
 from isolate.models import make
-from isolate.replay import protocol
+from isolate.replay import beside, protocol
 from isolate.replay.engine import Engine, StepFailed
 from isolate.replay.loaded import Models
 from isolate.replay.oracle import Oracle
@@ -123,11 +125,7 @@ class Worker:
                 return protocol.Answer({**self.library.describe(), "hooks": self.hooks_in_words()})
             case protocol.MakeModel():
                 made = make(self.library, request.zoo, request.type, request.seed)
-                try:
-                    shutil.copyfile(made, request.out)
-                except OSError as error:
-                    raise ModelError(f"{request.out}: cannot be written: {error.strerror}") from None
-                return protocol.Answer({"path": request.out, "bytes": Path(request.out).stat().st_size})
+                return protocol.Answer({"path": request.out, "bytes": copied(made, Path(request.out))})
 
     def run(self, request: protocol.RunCase) -> protocol.Ran:
         """Run one case; a fault found on the way is the answer, not an error."""
@@ -168,9 +166,27 @@ class Worker:
             oracle.close()
         engine.close()
         engine.forget()
+        if nodes is not None and oracle is not None and fault is not None and fault.kind in beside.KINDS:
+            fault = self.beside(engine, oracle, nodes, fault)
         if closing is not None:
             self.writer.step_end(closing)
         return protocol.Ran(fault, steps, time.perf_counter() - start, oracle.notes if oracle else [])
+
+    def beside(self, engine: Engine, oracle: Oracle, nodes: NodeTrace, fault: Fault) -> Fault:
+        """The fault of an oracle with the node where it begins."""
+        cpu = None
+        if self.setup.gpu_layers and self.models.path is not None:
+            cpu = Models(self.library, self.writer, 0)
+            cpu.load(self.models.path)
+        try:
+            return beside.explain(engine, fault, oracle.reference.empty, oracle.judge.room, nodes.callback, cpu)
+        except Exception as error:
+            # the fault stands, whatever becomes of its explanation
+            traceback.print_exception(error)
+            return beside.without(fault, f"isolate itself failed: {type(error).__name__}: {error}")
+        finally:
+            if cpu is not None:
+                cpu.free()
 
     def oracle(self, engine: Engine, check: list[Check]) -> Oracle | None:
         """The oracles that were asked for, as far as this target has results to judge."""
@@ -190,6 +206,22 @@ class Worker:
         return self.made[model]
 
 
+def copied(made: Path, out: Path) -> int:
+    """Let a copy of a model appear; its bytes. ModelError where it cannot be written."""
+
+    def copy(path: Path) -> str:
+        shutil.copyfile(made, path)
+        return out.name
+
+    out = out.resolve()
+    if out.exists() and not out.is_file():
+        raise ModelError(f"{out}: not a file")
+    try:
+        return files.appear(out.parent, copy).stat().st_size
+    except OSError as error:
+        raise ModelError(f"{out}: cannot be written: {error.strerror}") from None
+
+
 def engine_fault(error: Exception, engine: Engine) -> Fault:
     """An exception of our own code is a fault too: the parent must not lose it."""
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -207,7 +239,9 @@ def prepare(setup: Setup) -> None:
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    Path("/proc/self/oom_score_adj").write_text("1000")
+    # A sandbox may forbid it.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def refused(error: Exception) -> protocol.Refused:

@@ -24,7 +24,7 @@ _ARENA = 1 << 20
 _OnNode = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
 
-class _InitParams(ctypes.Structure):
+class InitParams(ctypes.Structure):
     """ggml_init_params (ggml.h)."""
 
     _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
@@ -90,7 +90,7 @@ def measure(library: Any) -> dict[str, int]:
     new_tensor = call("ggml_new_tensor_4d", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, *[ctypes.c_int64] * 4)
     add = call("ggml_add", *[ctypes.c_void_p] * 4)
     free = call("ggml_free", None, ctypes.c_void_p)
-    context = call("ggml_init", ctypes.c_void_p, _InitParams)(_InitParams(_ARENA, None, True))
+    context = call("ggml_init", ctypes.c_void_p, InitParams)(InitParams(_ARENA, None, True))
     if not context:
         raise BuildError("ggml_init of this build made no context, so nodes cannot be named: run without --deep.")
     try:
@@ -101,17 +101,17 @@ def measure(library: Any) -> dict[str, int]:
     finally:
         free(context)
     return {
-        "type": _find(
+        "type": find_field(
             "type", images, {tensor: struct.pack("<i", type_) for tensor, type_ in zip(tensors, _TYPES, strict=True)}
         ),
-        "ne": _find(
+        "ne": find_field(
             "ne", images, {tensor: struct.pack("<4q", *shape) for tensor, shape in zip(tensors, _SHAPES, strict=True)}
         ),
-        "src": _find("src", images, {sum_: struct.pack("<2Q", *pair) for sum_, pair in sums.items()}),
+        "src": find_field("src", images, {sum_: struct.pack("<2Q", *pair) for sum_, pair in sums.items()}),
     }
 
 
-def _find(field: str, images: dict[int, bytes], wanted: dict[int, bytes]) -> int:
+def find_field(field: str, images: dict[int, bytes], wanted: dict[int, bytes]) -> int:
     """The one offset at which each tensor holds the bytes wanted of it."""
     size = len(next(iter(wanted.values())))
     end = len(next(iter(images.values()))) - size
