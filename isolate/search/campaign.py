@@ -32,8 +32,8 @@ from isolate.search.known import Known, name_of, recognized
 from isolate.search.shard import SIZE, Found, Plan, Share, run_examples, run_share
 
 FORMAT = "isolate.campaign/1"
-#: Shares that make a generation: those of one build on what came before the generation before it.
-GENERATION = 8
+#: A share builds on the first half of those before it, rounded down to a multiple of this: the rest may still be running.
+TOGETHER = 8
 #: Cases to go on from, the newest ones.
 KEPT = 400
 PR_SET_PDEATHSIG = 1
@@ -234,8 +234,8 @@ class Campaign:
             self._merge(share)
 
     def _bound(self, number: int) -> int:
-        """Shares that share `number` builds on: those of all generations but the one before its own."""
-        return max(0, number // GENERATION - 1) * GENERATION
+        """How many of the shares before it share `number` builds on."""
+        return number // 2 // TOGETHER * TOGETHER
 
     def _ready(self, number: int) -> bool:
         return len(self.shares) >= self._bound(number)
