@@ -252,7 +252,9 @@ def _slow(name: str, worst: _Way, best: _Way, others: list[_Way]) -> Fault:
 
     said = f"the same rows took {told(worst)}, and {told(best)}"
     evidence = {"ways": [told(way) for way in (best, *others, worst)]}
-    return _fault("slow", worst.sample, name, said, evidence)
+    # Where both are known: up to there a case must be kept.
+    later = max(worst.sample, best.sample, key=lambda sample: sample.index)
+    return _fault("slow", later, name, said, evidence)
 
 
 def _fault(kind: str, sample: Sample, where: str, said: str, evidence: dict[str, Any]) -> Fault:

@@ -24,7 +24,7 @@ from types import TracebackType
 import msgspec
 
 from isolate import errors
-from isolate.case import CHECKS, Case, Check
+from isolate.case import JUDGED_BY, Case, Check
 from isolate.errors import BuildError, IsolateError, ModelError
 from isolate.fault import Fault, StepInFlight
 from isolate.replay import protocol
@@ -292,7 +292,7 @@ class _Child:
         An oracle's fault is neither: it speaks of what was computed.
         """
         ring = self._ring()
-        if ring is None or fault.kind in CHECKS:
+        if ring is None or fault.kind in JUDGED_BY:
             return fault
         cuda = cuda_fault(ring, fault.step, self.log_text()) if self.hooked and may_be_cuda(fault) else None
         node = last_node(ring) if self.deep and fault.step.kind == "decode" else None

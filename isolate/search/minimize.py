@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import msgspec
 
-from isolate.case import CHECKS, Case, Expect
+from isolate.case import CHECKS, JUDGED_BY, Case, Expect
 from isolate.errors import IsolateError
 from isolate.fault import Fault, Finding, Signature
 from isolate.library.find import find_build
@@ -112,9 +112,10 @@ def finding(result: Minimized, replay: str) -> Finding:
 
 def _ended(case: Case, fault: Fault) -> Case:
     """The case up to the step that fails: nothing after it was ever run. Only the check that failed is asked."""
-    last = fault.step.index
+    check: Any = [JUDGED_BY[fault.kind]] if fault.kind in JUDGED_BY else []
+    # What a run uses is only judged at its end.
+    last = None if check == ["counters"] else fault.step.index
     steps = case.steps if last is None else case.steps[: last + 1]
-    check: Any = [fault.kind] if fault.kind in CHECKS else []
     return msgspec.structs.replace(case, steps=steps, check=check)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from isolate.case import CHECKS, NEED_NO_RESULTS, Case, Check, Expect
+from isolate.case import CHECKS, JUDGED_BY, NEED_NO_RESULTS, Case, Check, Expect
 from isolate.errors import IsolateError
 from isolate.fault import Fault, Finding, Signature
 from isolate.replay.supervisor import TIMEOUT, Outcome, Supervisor
@@ -100,7 +100,7 @@ def pin(children: Supervisor, job: Job, settings: Settings) -> Result:
         fault = deepen(job, settings, faults[0]) if settings.deep else faults[0]
         if fault.step.kind == "check":
             fault = _said(fault, "it came in what --check decodes to compare with; the step itself had passed")
-        if not settings.target.computes and fault.kind != "cuda":
+        if not settings.target.computes and fault.kind not in ("cuda", "leak", "slow"):
             fault = _said(
                 fault, "device memory reads as zeros here: host code that looks at a result may fail for that alone"
             )
@@ -124,8 +124,8 @@ def deepen(job: Job, settings: Settings, fault: Fault) -> Fault:
     """The fault with the exact launch, where it was asynchronous or inside a CUDA graph, and with its graph node."""
     if fault.kind in ("logits", "nan"):
         return _beside(job, settings, fault)
-    if fault.kind in CHECKS:
-        return _said(fault, "no graph node to name: what is wrong is a result, not a call")
+    if fault.kind in JUDGED_BY:
+        return _said(fault, "no graph node to name: what is wrong is not one call")
     settings = replace(settings, trace=None)
     if fault.kind == "cuda":
         if fault.origin.call.startswith("cudaGraph") or (fault.launch and fault.launch.capturing):
