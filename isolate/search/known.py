@@ -18,9 +18,11 @@ from isolate import case as cases_of
 from isolate.case import (
     Case,
     Checkpoint,
+    Clear,
     Decode,
     Expect,
     Load,
+    Reopen,
     Restore,
     Save,
     SeqAdd,
@@ -158,6 +160,10 @@ def _matches(
         own = dict(slots)
         if isinstance(into, int) and known.returns is UNSET and _pair(own, known.batch[0].slot, into):
             yield own, names
+        return
+    if isinstance(known, Clear) and isinstance(step, Clear | Reopen | SeqRm):
+        # That something is taken away matters, not how.
+        yield slots, names
         return
     if _alike(known) is not _alike(step) or _shape(known) != _shape(step):
         return
