@@ -1,24 +1,32 @@
-"""What a run leaves to count: the kernels it launched."""
+"""What a run uses: the kernels it launched, and leaks and slow paths where there are some, and only there."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from math import log2, prod
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from isolate import case as cases
+from isolate.case import Case, Check, Checkpoint, Context, Decode, Model, Pattern, Restore, Run, SeqAdd, SeqRm, Step
+from isolate.fault import Fault
 from isolate.replay.supervisor import Supervisor
 from isolate.replay.target import find
 from isolate.trace.launch import kernel_name, kernels_seen
 from isolate.trace.record import Kind, LaunchDetail
 from isolate.trace.ring import Ring
+from isolate.zoo import ZOO
 from tests import cuda_builds
 from tests.conftest import ROOT
 
 CASES = ROOT / "cases"
 R21 = cases.read(CASES / "cuda" / "r21-gap-between-busy-slots.json")
 REFUSED = cases.read(CASES / "moe-small-batch.json")
+CHECK: tuple[Check, ...] = ("counters",)
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +38,20 @@ def h200(build: str, trace: Path | None = None) -> Supervisor:
     return Supervisor(build, target=find("dry:h200", build), trace=trace)
 
 
+@pytest.fixture(scope="module")
+def right() -> Iterator[Supervisor]:
+    with Supervisor() as children:
+        yield children
+
+
+# -- kernels
+
+
 @pytest.mark.parametrize(("case", "fault"), [(R21, None), (REFUSED, "cuda")])
 def test_the_kernels_of_a_run_are_known_whether_its_child_lives_or_not(
-    case: cases.Case, fault: str | None, cuda_build: str, tmp_path: Path
+    case: Case, fault: str | None, cuda_build: str, tmp_path: Path
 ) -> None:
+    case = msgspec.structs.replace(case, check=[])
     with h200(cuda_build, tmp_path / "trace") as children:
         found = children.run(case).fault
         assert (found.kind if found else None) == fault
@@ -54,11 +72,154 @@ def test_the_kernels_of_a_run_are_known_whether_its_child_lives_or_not(
 def test_each_run_has_its_own_kernels_and_a_target_without_hooks_none(cuda_build: str) -> None:
     with h200(cuda_build) as children:
         assert children.seen() == frozenset()
-        assert children.run(R21).fault is None
+        assert children.run(R21).fault is not None
         some = children.seen()
         assert children.run(REFUSED).fault is not None
         others = children.seen()
         assert some - others and others - some
     with Supervisor() as children:
-        assert children.run(R21).fault is None
+        children.run(R21)
         assert children.seen() == frozenset()
+
+
+# -- leaks
+
+F32 = Context(
+    n_ctx=768, n_batch=256, n_ubatch=64, n_seq_max=3, type_k="f32", type_v="f32",
+    flash_attn_type="disabled", kv_unified=True,
+)  # fmt: skip
+
+
+def case(zoo: str, *steps: Step, context: Context = F32) -> Case:
+    return Case(isolate=1, model=Model(zoo=zoo), context=context, steps=list(steps))
+
+
+def rounds(count: int) -> list[Step]:
+    """Prompts, then rounds of what a server does: tokens, the slot emptied, its checkpoint set back."""
+    prompt = [Run(slot, Pattern(20, 120, 3 + slot, 7)) for slot in (0, 1)]
+    turn: list[Step] = [
+        Decode(batch=[Run(0, [5]), Run(1, [6])]),
+        Decode(batch=[Run(0, Pattern(6, 120))]),
+        SeqRm(slot=0),
+        SeqRm(slot=1),
+        Restore(name="first"),
+        Restore(name="second"),
+    ]
+    taken = [Checkpoint(slot=0, name="first", flags=[]), Checkpoint(slot=1, name="second", flags=[])]
+    return [Decode(batch=prompt), *taken, *(turn * count)]
+
+
+def leaking(what: str, kind: str, build: str | None = None) -> Supervisor:
+    target = find("dry:h200", build) if build else find("cpu")
+    return Supervisor(
+        build,
+        target=replace(target, environment={**target.environment, "LEAK": f"{what}@{kind}"}),
+        worker="tests.leaking_worker",
+    )
+
+
+def leak(children: Supervisor, steps: Sequence[Step], zoo: str = "llama") -> Fault:
+    fault = children.run(case(zoo, *steps), CHECK).fault
+    assert fault is not None and (fault.kind, fault.signature.kind) == ("leak", "leak")
+    return fault
+
+
+def test_a_cell_that_each_restore_leaves_behind_is_a_leak_of_the_restore() -> None:
+    with leaking("cell", "restore") as children:
+        fault = leak(children, rounds(8))
+        assert (fault.signature.where, fault.signature.step, fault.step.kind) == ("state bytes", "restore", "restore")
+        series = fault.evidence["after_each_round"]["state bytes"]
+        assert len(series) >= 6
+        assert len({later - earlier for earlier, later in pairwise(series)}) == 1
+        # what led there is enough to see it again
+        assert fault.step.index is not None
+        assert leak(children, rounds(8)[: fault.step.index + 1]).signature == fault.signature
+        leak(children, rounds(4))
+        assert children.run(case("llama", *rounds(3)), CHECK).fault is None
+
+
+@pytest.mark.parametrize("zoo", [name for name, recipe in ZOO.items() if recipe.memory != "recurrent"])
+def test_a_leaked_cell_is_found_in_every_memory_that_has_cells(zoo: str) -> None:
+    with leaking("cell", "restore") as children:
+        assert leak(children, rounds(5), zoo).signature.where == "state bytes"
+
+
+def test_a_cuda_allocation_that_each_restore_leaves_behind_is_a_leak(cuda_build: str) -> None:
+    with leaking("allocation", "restore", cuda_build) as children:
+        fault = leak(children, rounds(6))
+    assert (fault.signature.where, fault.signature.step) == ("allocations", "restore")
+    series = fault.evidence["after_each_round"]
+    assert [later - earlier for earlier, later in pairwise(series["allocations"])] == [2] * 3
+    assert [later - earlier for earlier, later in pairwise(series["allocated bytes"])] == [2000] * 3
+    # whole pages on the device
+    assert all(earlier <= later for earlier, later in pairwise(series["device bytes"]))
+
+
+def test_memory_of_the_process_that_is_kept_is_a_leak_once_it_is_much() -> None:
+    with leaking("memory", "checkpoint") as children:
+        many = [Decode(batch=[Run(0, [1])]), *[Checkpoint(slot=0, name="it", flags=[])] * 30]
+        fault = leak(children, many)
+        assert (fault.signature.where, fault.signature.step) == ("resident bytes", "checkpoint")
+        assert children.run(case("llama", *many[:6]), CHECK).fault is None
+
+
+def test_what_should_grow_is_no_leak(right: Supervisor) -> None:
+    answers = [Decode(batch=[Run(0, [5]), Run(1, [6])])] * 60
+    kept = [Checkpoint(slot=0, name=f"at-{number}", flags=[]) for number in range(40)]
+    for steps in (answers, [*answers[:3], *kept]):
+        assert right.run(case("llama", *steps), CHECK).fault is None
+
+
+@pytest.mark.parametrize("zoo", ZOO)
+def test_forty_equal_rounds_show_nothing_on_a_right_library(zoo: str, right: Supervisor) -> None:
+    outcome = right.run(case(zoo, *rounds(40)), CHECK)
+    assert outcome.fault is None, outcome.fault
+
+
+@pytest.mark.parametrize("zoo", ["llama", "qwen35moe"])
+def test_forty_equal_rounds_show_nothing_on_a_gpu(zoo: str, cuda_build: str) -> None:
+    with h200(cuda_build) as children:
+        outcome = children.run(case(zoo, *rounds(40)), CHECK)
+    assert outcome.fault is None, outcome.fault
+
+
+# -- slow paths
+
+TWO = [Run(0, [1]), Run(1, [2])]
+PROMPTS = Decode(batch=[Run(slot, Pattern(8, 120, 13 * slot, 7)) for slot in range(3)])
+STREAMS = msgspec.structs.replace(F32, kv_unified=False)
+
+
+def test_a_free_slot_between_busy_ones_is_a_slow_path(right: Supervisor) -> None:
+    for order in ([2, 3], [3, 2]):
+        fault = right.run(msgspec.structs.replace(R21, steps=[R21.steps[0], *(R21.steps[at] for at in order)])).fault
+        assert fault is not None and (fault.kind, fault.signature.where) == ("slow", "ubatches")
+        # both are known only at the later one
+        assert fault.step.index == 2
+        assert "took 2 ubatches in slots 0, 2" in fault.explanation and "1 ubatch in slots 0, 1" in fault.explanation
+
+
+def test_a_gpu_says_the_launches_too(cuda_build: str) -> None:
+    with h200(cuda_build) as children:
+        fault = children.run(R21).fault
+    assert fault is not None and fault.kind == "slow"
+    assert fault.evidence["ways"] == [
+        "1 ubatch and 93 launches in slots 0, 1 (step 1)",
+        "2 ubatches and 184 launches in slots 0, 2 (step 3)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("context", "others"),
+    [
+        # a unified cache has no gaps between slots
+        (F32, [Decode(batch=[Run(0, [1]), Run(2, [2])])]),
+        # more rows, and rows of other lengths, may take more
+        (STREAMS, [Decode(batch=[Run(0, Pattern(100, 120)), Run(1, [2])]), Decode(batch=[Run(1, [1]), Run(2, [2])])]),
+        # a shift is carried out by the next decode, on top of its own work
+        (STREAMS, [SeqAdd(slot=1, delta=3), Decode(batch=[Run(1, [1]), Run(2, [2])])]),
+    ],
+)
+def test_other_rows_and_pending_work_are_no_slow_path(context: Context, others: list[Step], right: Supervisor) -> None:
+    outcome = right.run(case("llama", PROMPTS, Decode(batch=TWO), *others, context=context), CHECK)
+    assert outcome.fault is None, outcome.fault

@@ -18,15 +18,18 @@ from isolate.fault import Call, Fault, Signature, StepInFlight
 #: Counted over a step.
 WORK = ("ubatches", "launches", "graph launches")
 #: In use after a step, and what of it leaks. Those that are exact are a leak when they climb in every round.
-EXACT = {
-    "state bytes": "the state of all slots",
-    "allocations": "the number of CUDA allocations",
-    "allocated bytes": "allocated CUDA memory",
-    "CUDA graphs": "the number of instantiated CUDA graphs",
-}
+EXACT = ("state bytes", "allocations", "allocated bytes", "CUDA graphs")
 #: Those that others share, or that come in pages, must climb by so many bytes.
 COARSE = {"device bytes": 64 << 20, "resident bytes": 64 << 20}
 HELD = (*EXACT, *COARSE)
+_TOLD = {
+    "state bytes": "the state of all slots grows",
+    "allocations": "the number of CUDA allocations grows",
+    "allocated bytes": "allocated CUDA memory grows",
+    "CUDA graphs": "the number of CUDA graphs grows",
+    "device bytes": "the device's memory in use grows",
+    "resident bytes": "resident memory grows",
+}
 #: The first rounds fill pools and caches; from the second on nothing may climb.
 WARM_UP = 2
 ROUNDS, COARSE_ROUNDS = 4, 12
@@ -70,6 +73,12 @@ class Rounds:
         """The last sample of each round after those of the warm-up, and of the last of those."""
         return [self.start + self.length * (number + 1) - 1 for number in range(WARM_UP - 1, self.count)]
 
+    def until(self, step: int) -> Rounds:
+        """The rounds that end with this step of a round, counted from 0."""
+        left_over = step + 1
+        count = self.count if left_over == self.length else self.count - 1
+        return Rounds(self.start + left_over % self.length, self.length, count)
+
 
 def fault(samples: Sequence[Sample]) -> Fault | None:
     """The first leak, else the first slow path."""
@@ -82,14 +91,25 @@ def fault(samples: Sequence[Sample]) -> Fault | None:
 def leak(samples: Sequence[Sample]) -> Fault | None:
     """What climbs over rounds that are all the same."""
     for rounds in repeated([_shape(sample.step) for sample in samples]):
-        ends = [samples[at] for at in rounds.ends()]
-        if ends[0].fill is None or any(end.fill != ends[0].fill for end in ends):
-            continue
-        for name in ends[0].held:
-            values = [end.held[name] for end in ends]
-            if _climbs(values) if name in EXACT else _climbs_by(values, COARSE[name]):
-                return _leak(samples, rounds, name, values)
+        name = _leaking(samples, rounds)
+        if name:
+            # Rounds that end with the step that leaks, where there are enough: a case is cut behind the step of its fault.
+            shorter = rounds.until(_worst(samples, rounds, name))
+            enough = shorter.count >= ROUNDS and _leaking(samples, shorter) == name
+            return _leak(samples, shorter if enough else rounds, name)
     return None
+
+
+def _leaking(samples: Sequence[Sample], rounds: Rounds) -> str:
+    """What climbs although the slots hold the same after each round; "" where nothing does."""
+    ends = [samples[at] for at in rounds.ends()]
+    if ends[0].fill is None or any(end.fill != ends[0].fill for end in ends):
+        return ""
+    for name in ends[0].held:
+        values = [end.held[name] for end in ends]
+        if _climbs(values) if name in EXACT else _climbs_by(values, COARSE[name]):
+            return name
+    return ""
 
 
 def _climbs(values: Sequence[int]) -> bool:
@@ -133,29 +153,25 @@ def _shape(step: Step) -> object:
             return step.kind, getattr(step, "slot", None)
 
 
-def _leak(samples: Sequence[Sample], rounds: Rounds, name: str, values: list[int]) -> Fault:
-    changes = _changes(samples, rounds, name)
-    worst = samples[rounds.ends()[-2] + 1 + max(range(rounds.length), key=changes.__getitem__)]
-    ends = rounds.ends()
-    climb = values[-1] - values[0]
-    what = EXACT.get(name, "device memory in use" if name == "device bytes" else "resident memory")
-    by = f"{climb // (len(values) - 1)} {'bytes ' if name.endswith('bytes') else ''}a round".replace("  ", " ")
-    first = samples[rounds.start].index
+def _leak(samples: Sequence[Sample], rounds: Rounds, name: str) -> Fault:
+    ends = [samples[at] for at in rounds.ends()]
+    last, fill = ends[-1], ends[0].fill
+    assert fill is not None
+    climb = (last.held[name] - ends[0].held[name]) // (len(ends) - 1)
+    steps = f"{rounds.length} step{'s' if rounds.length > 1 else ''}"
     said = (
-        f"{what} grows by {by} over {rounds.count} equal rounds of {rounds.length} "
-        f"step{'s' if rounds.length > 1 else ''} from step {first} on, after which the slots hold the same"
+        f"{_TOLD[name]} by {climb}{' bytes' if name.endswith('bytes') else ''} a round, over {rounds.count} equal rounds "
+        f"of {steps} from step {samples[rounds.start].index} on, after each of which the slots should hold the same"
     )
     evidence = {
-        "round_steps": rounds.length,
-        "rounds": rounds.count,
-        "cells": list(samples[ends[0]].fill.cells) if samples[ends[0]].fill else [],  # type: ignore[union-attr]
-        "after_each_round": {key: [samples[at].held[key] for at in ends] for key in samples[ends[0]].held},
+        "cells": list(fill.cells),
+        "after_each_round": {key: [end.held[key] for end in ends] for key in ends[0].held},
     }
-    return _fault("leak", worst, name, said, evidence)
+    return _fault("leak", last, name, said, evidence)
 
 
-def _changes(samples: Sequence[Sample], rounds: Rounds, name: str) -> list[int]:
-    """How much each step of a round adds after the warm-up, beyond the cells it should."""
+def _worst(samples: Sequence[Sample], rounds: Rounds, name: str) -> int:
+    """Which step of a round adds most after the warm-up, beyond the cells it should."""
     first = rounds.start + rounds.length * WARM_UP
     cell = _bytes_a_cell(samples) if name == "state bytes" else 0
     changes = [0] * rounds.length
@@ -165,7 +181,7 @@ def _changes(samples: Sequence[Sample], rounds: Rounds, name: str) -> list[int]:
         if before.fill and after.fill:
             change -= cell * (sum(after.fill.cells) - sum(before.fill.cells))
         changes[(at - first) % rounds.length] += change
-    return changes
+    return max(range(rounds.length), key=changes.__getitem__)
 
 
 def _bytes_a_cell(samples: Sequence[Sample]) -> int:

@@ -113,8 +113,7 @@ def finding(result: Minimized, replay: str) -> Finding:
 def _ended(case: Case, fault: Fault) -> Case:
     """The case up to the step that fails: nothing after it was ever run. Only the check that failed is asked."""
     check: Any = [JUDGED_BY[fault.kind]] if fault.kind in JUDGED_BY else []
-    # What a run uses is only judged at its end.
-    last = None if check == ["counters"] else fault.step.index
+    last = fault.step.index
     steps = case.steps if last is None else case.steps[: last + 1]
     return msgspec.structs.replace(case, steps=steps, check=check)
 
