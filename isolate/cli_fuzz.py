@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
-import msgspec
 
 from isolate.errors import IsolateError
 from isolate.fault import Finding
 from isolate.options import build_options, jobs_option, json_option, replay_line, run_switches
 from isolate.recipes import Memory
 from isolate.report import json as report_json
+from isolate.terminal import say
 
 if TYPE_CHECKING:
-    from isolate.search.campaign import Campaign, Totals
+    from isolate.search.shard import Found
 
 #: Minutes that a campaign takes when nothing else is said.
 MINUTES = 10.0
@@ -70,11 +69,16 @@ def fuzz(
 ) -> None:  # fmt: skip
     """What nobody reported yet: random interleavings of slots and checkpoints, with every oracle on.
 
+    Each new finding is confirmed in fresh children, reduced, and kept in the campaign's folder: its case as NAME.json,
+    its document in findings/, for `isolate report`. The same command goes on where the folder ends.
+
     Exit code 1: something new was found. Known findings (--known, and the shipped ones) are counted only.
     """
     from isolate.report import campaign as report_campaign
-    from isolate.search import campaign as campaigns
+    from isolate.search.campaign import Campaign
     from isolate.search.examples import Examples
+    from isolate.search.executors import cluster as workers_of
+    from isolate.search.executors import processes
     from isolate.search.known import read_all, shipped
     from isolate.search.shard import Plan
 
@@ -82,25 +86,32 @@ def fuzz(
         raise IsolateError("--hostile and --server exclude each other: a server asks for nothing that it may not")
     space = _space(models, memory, slots, build, include, target)
     plan = Plan(seed, space, build, include, target, timeout, 1.0 if server else 0.3, hostile, not plain)
+    seconds = None if cases is not None and minutes is None else 60 * (minutes or MINUTES)
+    switches = run_switches(build, include, target)
+
+    def kept(found: Found, path: Path) -> dict[str, Any]:
+        return report_json.document([_finding(found, path)], found.of)
+
+    def _finding(found: Found, path: Path) -> Finding:
+        return Finding(found.case.as_json(), found.fault, found.times, found.of, replay_line(path, switches, ()))
+
     folder = out or Path(f"fuzz-{seed}")
     examples = Examples(database) if database else None
     with ExitStack() as stack:
-        campaign = stack.enter_context(campaigns.Campaign(plan, folder, [*shipped(), *read_all(known)], examples))
-        executor = stack.enter_context(campaigns.cluster(cluster) if cluster else campaigns.processes(jobs))
-        interrupted = False
+        campaign = stack.enter_context(Campaign(plan, folder, [*shipped(), *read_all(known)], kept, examples))
+        if cluster:
+            executor, jobs = stack.enter_context(workers_of(cluster))
+        else:
+            executor = stack.enter_context(processes(jobs))
         try:
-            seconds = None if cases is not None and minutes is None else 60 * (minutes or MINUTES)
-            campaign.run(executor, jobs, cases, seconds, _Told())
-        except KeyboardInterrupt:
-            interrupted = True
-            raise
+            with report_campaign.told(campaign.totals, seconds) as told:
+                campaign.run(executor, jobs, cases, seconds, told)
         finally:
-            switches = run_switches(build, include, target)
-            lines = {name: replay_line(folder / f"{name}.json", switches, ()) for name in campaign.totals.found}
+            findings = [_finding(found, campaign.folder.case(name)) for name, found in campaign.totals.found.items()]
             if json_path != "-":
-                click.echo(report_campaign.text(campaign, lines))
-            if json_path and not interrupted:
-                report_json.write(_document(campaign, lines), json_path)
+                say(report_campaign.text(campaign, findings))
+            if json_path:
+                report_json.write(report_campaign.document(campaign, findings), json_path)
     sys.exit(1 if campaign.totals.found else 0)
 
 
@@ -129,33 +140,6 @@ def _space(
     space = Space(slots, memory, tuple(name for name, _, _ in named), weights, turbo)
     space.recipes()
     return space
-
-
-def _document(campaign: Campaign, lines: dict[str, str]) -> dict[str, Any]:
-    totals = campaign.totals
-    findings = [
-        Finding(found.case.as_json(), found.fault, found.times, found.of, lines[name])
-        for name, found in totals.found.items()
-    ]
-    said = {
-        "cases": totals.cases, "steps": totals.steps, "known": dict(totals.known), "refused": dict(totals.refused),
-        "unconfirmed": [msgspec.to_builtins(found) for found in totals.unconfirmed], "seed": campaign.plan.seed,
-    }  # fmt: skip
-    return {**report_json.document(findings, totals.cases), "fuzz": said}
-
-
-class _Told:
-    """Says now and then where the campaign stands, to whoever waits at a terminal."""
-
-    def __init__(self) -> None:
-        self.last = time.monotonic()
-
-    def __call__(self, totals: Totals) -> None:
-        from isolate.report import campaign as report_campaign
-
-        if sys.stderr is not None and sys.stderr.isatty() and time.monotonic() - self.last >= 2:
-            self.last = time.monotonic()
-            click.echo(report_campaign.line(totals), err=True)
 
 
 def add_to(group: click.Group) -> None:

@@ -1,49 +1,42 @@
 """A campaign: shares of cases run side by side, in processes of this machine or of a cluster, and kept in a folder.
 
-The folder holds the plan, a journal with a line a share, each new finding as a case, and its documents. What a share may build
-on are the results of those that came long enough before it, so the same plan gives the same cases however many run at
-once, and a campaign that was interrupted, or killed, goes on where its journal ends.
+What a share may build on are the results of those that came long enough before it, so the same plan gives the same cases
+however many run at once, and a campaign that was interrupted, or killed, goes on where its journal ends.
 """
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
-import multiprocessing
-import os
-import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
-from isolate.case import Case
-from isolate.errors import IsolateError
+from isolate.case import Case, Expect
+from isolate.library.find import find_build
 from isolate.search.examples import Examples
+from isolate.search.journal import Folder
 from isolate.search.known import Known, name_of, recognized
-from isolate.search.shard import SIZE, Found, Plan, Share, run_examples, run_share
+from isolate.search.shard import Found, Plan, Share, run_examples, run_share
 
-FORMAT = "isolate.campaign/1"
-#: A share builds on the first half of those before it, rounded down to a multiple of this: the rest may still be running.
-TOGETHER = 8
+#: A share builds on the first half of those before it, and on all but the last ones, in multiples of `TOGETHER`: the rest may
+#: still be running.
+LAST, TOGETHER = 128, 8
 #: Cases to go on from, the newest ones.
 KEPT = 400
-PR_SET_PDEATHSIG = 1
+#: Examples of a database that are run one after the other in one process.
+EXAMPLES = 8
 
 
 @dataclass
 class Totals:
     """What a campaign has done so far, in this run and those before."""
 
-    shares: int = 0
     cases: int = 0
     steps: int = 0
     #: of all processes together
@@ -52,7 +45,7 @@ class Totals:
     refused: Counter[str] = field(default_factory=Counter)
     known: Counter[str] = field(default_factory=Counter)
     found: dict[str, Found] = field(default_factory=dict)
-    unconfirmed: list[Found] = field(default_factory=list)
+    unconfirmed: dict[str, Found] = field(default_factory=dict)
     facts: set[str] = field(default_factory=set)
     #: cases and steps of this run, and its time on the clock
     cases_here: int = 0
@@ -61,7 +54,6 @@ class Totals:
 
     def add(self, share: Share) -> None:
         """Count a share; its findings are added by the campaign."""
-        self.shares += 1
         self.cases += share.cases
         self.steps += share.steps
         self.seconds += share.seconds
@@ -76,96 +68,88 @@ class Totals:
 
 
 class Campaign:
-    """A plan, in a folder. Use as a context manager: nobody else can run it meanwhile."""
+    """A plan, in a folder. Use as a context manager: nobody else can run it meanwhile.
 
-    def __init__(self, plan: Plan, folder: Path, known: list[Known], examples: Examples | None = None) -> None:
+    `document` is what is kept beside the case of a new finding, for the path that the case is at.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        known: list[Known],
+        document: Callable[[Found, Path], dict[str, Any]],
+        examples: Examples | None = None,
+    ) -> None:
         self.plan = plan
-        self.folder = folder
+        self.place = folder
         self.known = known
+        self.document = document
         self.examples = examples
         self.totals = Totals()
-        self.shares: list[Share] = []
+        #: shares that are kept
+        self.shares = 0
+        self._before = _Before(list(known))
+        #: those that shares to come do not all build on
+        self._recent: deque[Share] = deque()
+        #: names of findings of shares that were cut short and are to be run again
+        self._of_cut: dict[int, list[str]] = {}
+        self._tried: set[str] = set()
 
     def __enter__(self) -> Campaign:
+        self.folder = Folder(self.place)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder, os.O_RDONLY)
-        except OSError as error:
-            raise IsolateError(f"{self.folder}: cannot be used as a campaign's folder: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise IsolateError(f"{self.folder}: another run is using this folder; give --out another one") from None
-        try:
-            self._take_up()
+            self.folder.begin(self.plan, find_build(self.plan.build, self.plan.include).key(), self.known)
+            for share in self.folder.shares():
+                self._take_up(share)
         except BaseException:
-            os.close(self._lock)
+            self.folder.close()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._lock)
+        self.folder.close()
 
-    # -- the folder
+    # -- what came of shares
 
-    def _take_up(self) -> None:
-        """Read what an earlier run left. IsolateError where it was another plan."""
-        header = {"schema": FORMAT, "plan": msgspec.to_builtins(self.plan), "known": [each.name for each in self.known]}
-        place, journal = self.folder / "campaign.json", self.folder / "journal.jsonl"
-        if place.exists():
-            try:
-                there = msgspec.json.decode(place.read_bytes())
-            except (OSError, msgspec.DecodeError):
-                raise IsolateError(
-                    f"{place}: not a campaign that `isolate fuzz` began; give --out another folder"
-                ) from None
-            if there != header:
-                raise IsolateError(
-                    f"{self.folder}: holds a campaign with other settings; repeat those to go on with it, or give --out "
-                    "another folder"
-                )
+    def _take_up(self, share: Share) -> None:
+        """Count a share of the journal, unless it was cut short, which it is run again for."""
+        if share.number == self.shares and not share.cut:
+            self._count(share)
+        elif share.number < 0:
+            self._merge(share)
         else:
-            self._write(place, msgspec.json.format(msgspec.json.encode(header)))
-        whole = 0
-        if journal.exists():
-            for line in journal.read_bytes().splitlines(keepends=True):
-                # The last line of a run that was killed may be half a line.
-                try:
-                    share = msgspec.json.decode(line, type=Share)
-                except msgspec.DecodeError:
-                    break
-                whole += len(line)
-                self.shares.append(share)
-                self._merge(share)
-        self._journal = journal
-        if journal.exists() and whole < journal.stat().st_size:
-            os.truncate(journal, whole)
+            names = [name_of(found.case) for found in share.found if found.confirmed]
+            self._of_cut.setdefault(share.number, []).extend(names)
 
-    def _write(self, path: Path, data: bytes) -> None:
-        """A file that is there whole or not at all."""
-        try:
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            temporary.write_bytes(data)
-            temporary.replace(path)
-        except OSError as error:
-            raise IsolateError(f"{path}: cannot be written: {error.strerror}") from None
+    def _add(self, share: Share) -> None:
+        """Keep what came of a share. One that was cut short is counted now, and is run again when the campaign goes on."""
+        if share.cases:
+            self.folder.keep(share)
+        if share.number == self.shares and not share.cut:
+            self._count(share)
+        else:
+            self._merge(share)
+        self.totals.cases_here += share.cases
+        self.totals.steps_here += share.steps
 
-    def _keep(self, share: Share) -> None:
-        self.shares.append(share)
+    def _count(self, share: Share) -> None:
+        self.shares += 1
+        self._recent.append(share)
+        while self._before.shares < _bound(self.shares):
+            self._before.add(self._recent.popleft())
         self._merge(share)
-        try:
-            with self._journal.open("ab") as file:
-                file.write(msgspec.json.encode(share) + b"\n")
-        except OSError as error:
-            raise IsolateError(f"{self._journal}: cannot be written: {error.strerror}") from None
+        for name in self._of_cut.pop(share.number, ()):
+            if name not in self.totals.found:
+                self.folder.remove_finding(name)
 
     def _merge(self, share: Share) -> None:
         """Count a share, and write what is new in it."""
         self.totals.add(share)
+        self._tried.update(share.examples)
         for found in share.found:
             if not found.confirmed:
-                self.totals.unconfirmed.append(found)
+                self._not_confirmed(found)
                 continue
             before = [*self.known, *(Known(name, other.case) for name, other in self.totals.found.items())]
             known = recognized(before, found.case, found.fault, reduced=True)
@@ -174,112 +158,90 @@ class Campaign:
                 continue
             name = name_of(found.case)
             self.totals.found[name] = found
+            self.folder.add_finding(name, found.case, self.document(found, self.folder.case(name)))
             if self.examples is not None:
                 self.examples.add(found.case)
-            place = self.folder / f"{name}.json"
-            if not place.exists():
-                self._write(place, msgspec.json.format(msgspec.json.encode(found.case)) + b"\n")
 
-    def known_by(self, shares: int) -> list[Known]:
-        """The known findings and those of the first shares, which later ones need not reduce again."""
-        early = [found for share in self.shares[:shares] for found in share.found if found.confirmed]
-        return [*self.known, *(Known(name_of(found.case), found.case) for found in early)]
+    def _not_confirmed(self, found: Found) -> None:
+        fault = found.fault
+        expect = Expect(kind=fault.kind, step=fault.step.kind, where=fault.signature.where)
+        name = name_of(replace(found.case, expect=expect))
+        self.totals.unconfirmed[name] = found
+        about = f"Seen once, but not in fresh children: {fault.signature}."
+        self.folder.add_unconfirmed(name, replace(found.case, about=about))
 
     # -- running
 
     def run(
         self, executor: Executor, at_once: int, cases: int | None, seconds: float | None,
-        told: Callable[[Totals], None] = lambda totals: None,
+        told: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """Run shares until so many cases were run in all, or so many seconds have gone by; `told` hears of each share."""
+        """Run shares until so many cases were run in all, or so many seconds have gone by; `told` is called after each share."""
         started = time.monotonic()
-        self._run_examples(executor)
-        waiting: list[Future[Share]] = []
-        submitted = len(self.shares)
-        last = None if cases is None else -(-cases // SIZE)
+        until = None if seconds is None else time.time() + seconds
+        for share in self._shares(executor, at_once, cases, until):
+            self.totals.clock = time.monotonic() - started
+            self._add(share)
+            told()
+
+    def _shares(self, executor: Executor, at_once: int, cases: int | None, until: float | None) -> Iterator[Share]:
+        last = None if cases is None else -(-cases // self.plan.size)
+        waiting = deque(self._examples(executor, until))
+        submitted = self.shares
         while True:
-            over = seconds is not None and time.monotonic() - started >= seconds
-            while (
-                not over
-                and len(waiting) < 2 * at_once
-                and (last is None or submitted < last)
-                and self._ready(submitted)
-            ):
-                waiting.append(executor.submit(run_share, self.plan, submitted, *self._before(submitted)))
+            over = until is not None and time.time() >= until
+            while not over and len(waiting) < 2 * at_once and (last is None or submitted < last):
+                if _bound(submitted) > self.shares:
+                    break
+                before = self._before.with_more(self._recent, _bound(submitted))
+                arguments = before.known, list(before.kept), frozenset(before.seen)
+                waiting.append(executor.submit(run_share, self.plan, submitted, *arguments, until))
                 submitted += 1
+            if over:
+                # Those that have begun are waited for: they are the first, and end soon.
+                waiting = deque(takewhile(lambda future: not future.cancel(), waiting))
             if not waiting:
                 return
-            if over:
-                # Those that have begun are waited for: they are the first.
-                waiting = list(takewhile(lambda future: not future.cancel(), waiting))
-                if not waiting:
-                    return
-            try:
-                share = waiting.pop(0).result()
-            except BrokenProcessPool:
-                raise IsolateError(
-                    f"a process of the campaign was killed; what was found so far is in {self.folder}; the same command goes on"
-                ) from None
-            self._keep(share)
-            self.totals.cases_here += share.cases
-            self.totals.steps_here += share.steps
-            self.totals.clock = time.monotonic() - started
-            told(self.totals)
+            yield waiting.popleft().result()
 
-    def _run_examples(self, executor: Executor) -> None:
-        """What failed once is run first; what this campaign found itself is there already."""
-        cases = [case for case in self.examples or () if name_of(case) not in self.totals.found]
-        if cases:
-            share = executor.submit(run_examples, self.plan, cases, self.known_by(len(self.shares))).result()
-            self._merge(share)
-
-    def _bound(self, number: int) -> int:
-        """How many of the shares before it share `number` builds on."""
-        return number // 2 // TOGETHER * TOGETHER
-
-    def _ready(self, number: int) -> bool:
-        return len(self.shares) >= self._bound(number)
-
-    def _before(self, number: int) -> tuple[list[Known], list[Case], frozenset[str]]:
-        bound = self._bound(number)
-        kept = [case for share in self.shares[:bound] for case in share.kept][-KEPT:]
-        seen = frozenset(fact for share in self.shares[:bound] for fact in share.facts)
-        return self.known_by(bound), kept, seen
+    def _examples(self, executor: Executor, until: float | None) -> Iterator[Future[Share]]:
+        """What failed once is run first; what this campaign found or ran itself is not run again."""
+        ran = self._tried | self.totals.found.keys()
+        cases = [case for case in self.examples or () if name_of(case) not in ran]
+        for first in range(0, len(cases), EXAMPLES):
+            some = cases[first : first + EXAMPLES]
+            yield executor.submit(run_examples, self.plan, some, self._before.known, until)
 
 
-@contextmanager
-def processes(jobs: int) -> Iterator[Executor]:
-    """So many processes of this machine; they are gone at the end, also when it comes early."""
-    context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(jobs, context, _end_with_parent, (os.getpid(),))
-    try:
-        yield executor
-    except BaseException:
-        for process in multiprocessing.active_children():
-            process.kill()
-        executor.shutdown(wait=False, cancel_futures=True)
-        raise
-    executor.shutdown()
+def _bound(number: int) -> int:
+    """How many of the shares before it share `number` builds on."""
+    return max(number // 2, number - LAST) // TOGETHER * TOGETHER
 
 
-def _end_with_parent(parent: int) -> None:
-    """Ctrl-C is for the parent; whatever ends it ends this process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
+@dataclass
+class _Before:
+    """What the first shares leave to later ones."""
 
+    #: what need not be reduced again
+    known: list[Known]
+    #: cases to go on from
+    kept: deque[Case] = field(default_factory=lambda: deque(maxlen=KEPT))
+    #: facts that are nothing new
+    seen: set[str] = field(default_factory=set)
+    shares: int = 0
 
-@contextmanager
-def cluster(address: str) -> Iterator[Executor]:
-    """The workers of a Dask cluster that is running, as an executor. IsolateError where there is none."""
-    try:
-        from distributed import Client
-    except ImportError:
-        raise IsolateError("--cluster needs Dask: pip install 'isolate[cluster]'") from None
-    try:
-        client: Any = Client(address, timeout=10)
-    except (OSError, ValueError, TimeoutError) as error:
-        raise IsolateError(f"{address}: no Dask cluster answers there: {error}") from None
-    with client:
-        yield client.get_executor()
+    def add(self, share: Share) -> None:
+        """Count the next share."""
+        self.shares += 1
+        self.kept.extend(share.kept)
+        self.seen.update(share.facts)
+        self.known += [Known(name_of(found.case), found.case) for found in share.found if found.confirmed]
+
+    def with_more(self, shares: Iterable[Share], count: int) -> _Before:
+        """The same with the next shares, so that there are `count` in all."""
+        more = _Before(list(self.known), self.kept.copy(), set(self.seen), self.shares)
+        for share in shares:
+            if more.shares == count:
+                break
+            more.add(share)
+        return more

@@ -5,6 +5,7 @@ Everything that a share depends on is given to it, so it can run in any process 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -31,6 +32,8 @@ from isolate.search.minimize import Limits, minimize
 SIZE = 40
 #: Replays that reducing one finding may cost.
 REPLAYS = 250
+#: Seconds beyond the campaign's time in which what was found last is reduced a little.
+LAST_SECONDS = 4.0
 #: Findings of one signature and kind of memory that a share reduces.
 REDUCED = 2
 #: One of so many faults that look known is reduced all the same, since another may hide behind it.
@@ -59,6 +62,8 @@ class Plan:
     guided: bool = True
     #: module of the child
     worker: str = "isolate.replay.worker"
+    #: cases in a share
+    size: int = SIZE
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ class Found:
 class Share:
     """What came of a share."""
 
+    #: -1 for cases of an example database
     number: int
     cases: int = 0
     steps: int = 0
@@ -93,29 +99,53 @@ class Share:
     kept: list[Case] = field(default_factory=list)
     #: of each fault in the order of cases: its number among them and its signature
     faults: list[tuple[int, str]] = field(default_factory=list)
+    #: names of the examples that were run
+    examples: list[str] = field(default_factory=list)
+    #: the campaign's time was over before all was done
+    cut: bool = False
 
 
 _own = threading.local()
 
 
-def run_share(plan: Plan, number: int, known: Sequence[Known], kept: Sequence[Case], seen: frozenset[str]) -> Share:
-    """Run share `number` of a plan. `kept` are cases to go on from, `seen` the facts that are nothing new."""
-    return _Runner(plan, number, known, kept, seen).run()
+def run_share(
+    plan: Plan,
+    number: int,
+    known: Sequence[Known],
+    kept: Sequence[Case],
+    seen: frozenset[str],
+    until: float | None = None,
+) -> Share:
+    """Run share `number` of a plan. `kept` are cases to go on from, `seen` the facts that are nothing new.
+
+    The share is cut short at `until`, in seconds since the epoch.
+    """
+    return _Runner(plan, number, known, kept, seen, until).run()
 
 
-def run_examples(plan: Plan, examples: Sequence[Case], known: Sequence[Known]) -> Share:
+def run_examples(plan: Plan, examples: Sequence[Case], known: Sequence[Known], until: float | None = None) -> Share:
     """Run cases that failed once as a share of their own."""
-    return _Runner(plan, -1, known, (), frozenset()).run((case, frozenset()) for case in examples)
+    runner = _Runner(plan, -1, known, (), frozenset(), until)
+    share = runner.run((case, frozenset()) for case in examples)
+    share.examples = [name_of(case) for case in examples[: share.cases]]
+    return share
 
 
 class _Runner:
     def __init__(
-        self, plan: Plan, number: int, known: Sequence[Known], kept: Sequence[Case], seen: frozenset[str]
+        self,
+        plan: Plan,
+        number: int,
+        known: Sequence[Known],
+        kept: Sequence[Case],
+        seen: frozenset[str],
+        until: float | None = None,
     ) -> None:
         self.plan = plan
         self.known = list(known)
         self.kept = kept
         self.seen = set(seen)
+        self.until = math.inf if until is None else until
         self.chance = Random(f"{plan.seed}:{number}")
         self.share = Share(number)
         self.reduced: Counter[tuple[str, str]] = Counter()
@@ -125,6 +155,9 @@ class _Runner:
         started = time.monotonic()
         children = _children(self.plan)
         for case, wild in self._cases() if cases is None else cases:
+            if time.time() >= self.until:
+                self.share.cut = True
+                break
             self.share.cases += 1
             try:
                 case, outcome = _run(children, case, wild)
@@ -149,7 +182,7 @@ class _Runner:
         else:
             here = ground(chance, plan.space)
             from_here = []
-        for _ in range(SIZE):
+        for _ in range(plan.size):
             if plan.hostile:
                 yield fuzz.hostile(chance, here, plan.space)
             elif from_here and chance.random() < GUIDED_CASES:
@@ -200,10 +233,14 @@ class _Runner:
             find_target(plan.target, plan.build, plan.include), plan.build, plan.include, timeout=plan.timeout,
             worker=plan.worker,
         )  # fmt: skip
+        seconds = None if self.until == math.inf else max(0.0, self.until + LAST_SECONDS - time.time())
         try:
-            least = minimize(pin.Job(case, Path(), ""), settings, Limits(replays=REPLAYS))
+            least = minimize(pin.Job(case, Path(), ""), settings, Limits(replays=REPLAYS, seconds=seconds))
         except IsolateError:
             return Found(case, fault, 0, 1, confirmed=False)
+        finally:
+            # It may not be all that more time would have reduced it to.
+            self.share.cut |= time.time() >= self.until
         return Found(least.case, least.fault, least.times, least.of)
 
 
@@ -211,13 +248,13 @@ def _children(plan: Plan) -> Supervisor:
     """This thread's child, kept from one share to the next."""
     own: tuple[Plan, Supervisor, int] | None = getattr(_own, "children", None)
     if own is not None and own[0] == plan and own[2] < CHILD_CASES:
-        _own.children = plan, own[1], own[2] + SIZE
+        _own.children = plan, own[1], own[2] + plan.size
         return own[1]
     if own is not None:
         own[1].close()
     target = find_target(plan.target, plan.build, plan.include)
     children = Supervisor(plan.build, plan.include, target, plan.timeout, worker=plan.worker)
-    _own.children = plan, children, SIZE
+    _own.children = plan, children, plan.size
     return children
 
 

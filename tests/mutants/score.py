@@ -17,7 +17,8 @@ from isolate.case import Case
 from isolate.errors import IsolateError
 from isolate.fault import Fault
 from isolate.replay.supervisor import Supervisor
-from isolate.search.campaign import KEPT, processes
+from isolate.search.campaign import KEPT
+from isolate.search.executors import processes
 from isolate.search.fuzz import Space
 from isolate.search.shard import SIZE, Plan, _Runner, end_children
 from tests.mutants.catalogue import MUTANTS

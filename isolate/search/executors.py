@@ -1,0 +1,81 @@
+"""Who runs the shares of a campaign: processes of this machine, or the workers of a Dask cluster."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any
+
+from isolate.errors import IsolateError
+
+PR_SET_PDEATHSIG = 1
+#: Seconds in which a cluster's scheduler must answer.
+PATIENCE = 10
+
+
+class _Processes(ProcessPoolExecutor):
+    """Ctrl-C at the terminal is for the parent, also while a process is still starting."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return super().submit(function, *arguments, **named)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[Executor]:
+    """So many processes of this machine; they are gone at the end, also when it comes early."""
+    context = multiprocessing.get_context("spawn")
+    executor = _Processes(jobs, context, _end_with_parent, (os.getpid(),))
+    try:
+        yield executor
+    except BaseException as error:
+        for process in list((executor._processes or {}).values()):
+            process.kill()
+        executor.shutdown(cancel_futures=True)
+        if isinstance(error, BrokenProcessPool):
+            raise IsolateError(
+                "a process of the campaign was killed; the same command goes on from what is kept"
+            ) from None
+        raise
+    executor.shutdown()
+
+
+def _end_with_parent(parent: int) -> None:
+    """Whatever ends the parent ends this process, and Ctrl-C does not."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+@contextmanager
+def cluster(address: str) -> Iterator[tuple[Executor, int]]:
+    """The workers of a Dask cluster that is running, and how many shares they can run at once. IsolateError without one."""
+    try:
+        from distributed import Client
+    except ImportError:
+        raise IsolateError("--cluster needs Dask: pip install 'isolate[cluster]'") from None
+    connected: Any = Client
+    try:
+        client = connected(address, timeout=PATIENCE, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise IsolateError(f"{address}: no Dask cluster answers there: {error}") from None
+    with client:
+        threads = sum(client.nthreads().values())
+        if not threads:
+            raise IsolateError(f"{address}: this Dask cluster has no workers")
+        try:
+            yield client.get_executor(pure=False), threads
+        except IsolateError:
+            raise
+        except Exception as error:
+            raise IsolateError(f"{address}: the Dask cluster did not run a share: {error!r}") from None
