@@ -80,68 +80,75 @@ def judge(mine: Side, alone: Side, position: int, cache: str) -> Cause | None:
     if here.values is not None and right.values is not None:
         values = same_lines(right.values[right.attended], here.values, limit)
     places = _places(alone, right, position)
-    return _told(keys, values, here.attended, places, *_held(mine, alone, right, position))
+    return _told(keys, values, here.attended, places, mine.held, position)
 
 
 def _places(alone: Side, right: Attention, position: int) -> list[int]:
     """The positions of the cells that the slot alone attends: a new context fills its cells in order."""
     count = int(right.attended.sum())
-    earlier = [at for at in sorted(set(alone.held[0]) if alone.held else ()) if at <= position]
+    earlier = [at for cache in alone.held or ((),) for at in sorted(set(cache)) if at <= position]
     return earlier[-count:] if len(earlier) >= count else [-1] * count
 
 
-def _held(mine: Side, alone: Side, right: Attention, position: int) -> tuple[frozenset[int] | None, int]:
-    """Positions that the slot has cells of, in the cache that is read here, and how many cells up to a position; None: unknown."""
-    if mine.held is None or alone.held is None:
-        return None, 0
-    earlier = sum(at <= position for at in alone.held[0])
-    # layers with a window have the second cache; while it reaches to the beginning, no cache can be told from the other
-    caches = mine.held[1:] if len(mine.held) > 1 and int(right.attended.sum()) < earlier else mine.held
-    count = max(sum(at <= position for at in cache) for cache in caches)
-    return frozenset.intersection(*map(frozenset, caches)), count
-
-
 def _told(
-    keys: Chosen, values: Chosen, attended: Chosen, places: list[int], held: frozenset[int] | None, count: int
+    keys: Chosen,
+    values: Chosen,
+    attended: Chosen,
+    places: list[int],
+    held: tuple[tuple[int, ...], ...] | None,
+    position: int,
 ) -> Cause:
-    """`keys`, `values`: for each cell that is right (first dimension), which cells hold the same; `places`: its position."""
+    """`keys`, `values`: for each cell that is right (first dimension), which cells hold the same; `places`: its position.
+
+    `held`: positions in each cache of the slot; which of two a layer reads is not known here.
+    """
     both = keys & values
-    found = (both & attended).any(axis=1)
-    extra = int(attended.sum()) - int(found.sum())
-    evidence: dict[str, Any] = {"attended": int(attended.sum()), "attended_alone": len(places)}
-    if found.all() and extra == 0:
+    found: Chosen = np.any(both & attended, axis=1)
+    count = int(attended.sum())
+    evidence: dict[str, Any] = {"attended": count, "attended_alone": len(places)}
+    if found.all() and count == len(places):
         return AGREE
-    # what another slot holds may be equal: it is hidden only where the slot has a cell of it
-    owned = np.array([held is None or place in held for place in places], np.bool_)
-    groups = {
-        "hidden": ~found & both.any(axis=1) & owned,
-        "other_keys": (values & attended).any(axis=1) & ~(keys & attended).any(axis=1),
-        "other_values": (keys & attended).any(axis=1) & ~(values & attended).any(axis=1),
+    told = f"its row attends {count} cells, {len(places)} when alone"
+    there = [place for place, yes in zip(places, found, strict=True) if yes]
+    own = [_own(places, there, cache, position) for cache in held or (None,)]
+    missing = {
+        "hidden": ~found & both.any(axis=1),
+        "other_keys": ~found & (values & attended).any(axis=1),
+        "other_values": ~found & (keys & attended).any(axis=1),
     }
-    groups["lost"] = ~found & ~(groups["hidden"] | groups["other_keys"] | groups["other_values"])
-    groups["other_keys"] &= ~groups["hidden"]
-    groups["other_values"] &= ~groups["hidden"]
-    which = {name: [places[int(index)] for index in np.flatnonzero(chosen)] for name, chosen in groups.items()}
-    evidence |= {name: positions for name, positions in which.items() if positions}
-    told = f"its row attends {int(attended.sum())} cells, {len(places)} when alone"
-    if which["hidden"] or found.all():
-        foreign = held is None or int(attended.sum()) > count
-        parts = [f"hides {in_words(which['hidden'])}, which the slot has"] if which["hidden"] else []
-        if extra > 0:
-            parts.append(f"lets {extra} cell{'s' if extra > 1 else ''} through that are none of its own")
-        if not which["hidden"] and not foreign:
-            return Cause("cell", f"the slot has cells in its cache that it should not have: {told}", evidence)
-        return Cause("mask", f"its mask is wrong: {told}; it {' and '.join(parts)}", evidence)
-    said = []
-    if which["other_keys"]:
-        said.append(
-            f"the keys of {in_words(which['other_keys'])} are others and the values right, as when turned wrongly"
-        )
-    if which["other_values"]:
-        said.append(f"the values of {in_words(which['other_values'])} are others and the keys right")
-    if which["lost"]:
-        gone = held is not None and not held.intersection(which["lost"])
-        said.append(
-            f"{'there is no cell of' if gone else 'something else is in the cell of'} {in_words(which['lost'])}"
-        )
-    return Cause("cell", f"its inputs already differed, in the cache: {'; '.join(said)} ({told})", evidence)
+    which = {name: [places[int(at)] for at in np.flatnonzero(chosen)] for name, chosen in missing.items()}
+    lost = [place for place, yes in zip(places, found, strict=True) if not yes]
+    if not any(count in possible for possible in own):
+        hidden = [place for place in which["hidden"] if held is None or any(place in cache for cache in held)]
+        extra = count - len(there)
+        parts = [f"hides {in_words(hidden)}, which the slot has"] if hidden else []
+        parts += [f"lets {extra} cell{'s' if extra > 1 else ''} through that are none of its own"] if extra > 0 else []
+        evidence |= {"hidden": hidden, "none_of_its_own": extra}
+        return Cause("mask", f"its mask is wrong: {told}; it {' and '.join(parts) or 'is not by positions'}", evidence)
+    if not lost:
+        said = f"the slot has cells in the cache that it should not have: {told}"
+        return Cause("cell", said, evidence | {"too_many": count - len(there)})
+    if which["other_keys"] == lost:
+        said = f"the keys of {in_words(lost)} are others and the values right, as when turned wrongly"
+        evidence["other_keys"] = lost
+    elif which["other_values"] == lost:
+        said = f"the values of {in_words(lost)} are others and the keys right"
+        evidence["other_values"] = lost
+    else:
+        gone = count < len(places)
+        said = f"{'there is no cell of' if gone else 'something else is in the cell of'} {in_words(lost)}"
+        evidence["lost" if gone else "other_cells"] = lost
+    return Cause("cell", f"its inputs already differed, in the cache: {said} ({told})", evidence)
+
+
+def _own(places: list[int], there: list[int], held: tuple[int, ...] | None, position: int) -> range:
+    """How many cells of its own the slot can have attended: those that are known, and those that may have been given up since.
+
+    A state has only what is in reach of its end, and a later ubatch may have taken cells that this one read.
+    """
+    if held is None:
+        return range(len(places), len(places) + 1)
+    inside = [at for at in held if min(places, default=0) <= at <= position]
+    known = len(inside) + len(set(there) - set(inside))
+    gone = [place for place in places if place < min(held, default=0) and place not in there]
+    return range(known, known + len(gone) + 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from isolate.replay.rows import Ubatch, distances, of_outputs, over_cells, picks
+from isolate.replay.rows import Ubatch, distances, of_outputs, over_cells, picks, that_matter
 from isolate.trace.tensors import Graph, Seen, Values
 
 _NUMBERED = re.compile(r"\b(?:node|leaf)_\d+")
@@ -26,10 +26,10 @@ class Pair:
 
 def compare(mine: Graph, ubatch: Ubatch, theirs: Graph, other: Ubatch) -> Iterator[Pair]:
     """Nodes of two graphs, in order, with the distance of the slot's rows where both are about the same tokens."""
-    cells, outputs = over_cells(mine), of_outputs(mine)
+    cells, outputs, matter = over_cells(mine), of_outputs(mine), that_matter(mine)
     for node, alone in align(mine, theirs):
         one, two = mine.nodes[node], theirs.nodes[alone]
-        if cells[node] or one.values is None or two.values is None:
+        if cells[node] or not matter[node] or one.values is None or two.values is None:
             yield Pair(node, alone, None)
             continue
         yield _pair(one, two, ubatch, other, outputs[node])

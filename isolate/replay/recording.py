@@ -128,7 +128,6 @@ class Recordings:
                 tokens, start = last.tokens[run.start : run.stop], last.positions[run.start]
                 single.decode(tokens, start, set(ubatch.output_positions))
             graphs = recorder.taken()
-            kept = held(self.library, single.context, 0, self.reference().kind)
         finally:
             single.close()
         if len(graphs) != len(wide):
@@ -140,7 +139,7 @@ class Recordings:
                 raise NotAlone("its graphs do not begin with token ids")
             count = len(ubatch.rows)
             ubatches.append(replace(found, rows=found.rows[-count:], positions=found.positions[-count:]))
-        return Run(graphs, ubatches, [], kept)
+        return Run(graphs, ubatches, [], (self.slot.positions,))
 
     def widest(self, case: Run, most: int) -> int:
         """Tokens, at most so many, that can be decoded together with the slot's first ones of the case's decode."""

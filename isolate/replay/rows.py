@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isolate.replay.batch import Fed
-from isolate.trace.tensors import Graph, Seen, Tensor, Values, is_cache
+from isolate.trace.tensors import LAST, Graph, Seen, Tensor, Values, is_cache
 
 #: Node operations that read all cells of attention at once and give a row a token.
 _OVER_CELLS = "FLASH_ATTN_EXT"
@@ -170,6 +170,20 @@ def over_cells(graph: Graph) -> list[bool]:
             found.append(False)
         else:
             found.append(any(cells) or _named_cells(seen.tensor))
+    return found
+
+
+def that_matter(graph: Graph) -> list[bool]:
+    """For each node: whether logits or the memory depend on it. Some graphs compute what nobody reads."""
+    ends = [seen.index for seen in graph.nodes if seen.tensor.name == LAST or is_cache(seen.tensor.base)]
+    if graph.named(LAST) is None:
+        return [True] * len(graph.nodes)
+    found = [False] * len(graph.nodes)
+    while ends:
+        index = ends.pop()
+        if not found[index]:
+            found[index] = True
+            ends += [source for source in graph.nodes[index].sources if isinstance(source, int)]
     return found
 
 

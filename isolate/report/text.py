@@ -65,7 +65,10 @@ def _body(fault: Fault) -> Iterator[str]:
 def _evidence(name: str, value: object) -> Iterator[str]:
     """One entry of the evidence: a list or a text of several lines goes a line each."""
     if isinstance(value, dict):
-        lines = [f"{key}: {text}" for key, text in value.items()]
+        # what is nested deeper is for programs, and said in the explanation
+        lines = [
+            f"{key.replace('_', ' ')}: {_number(text)}" for key, text in value.items() if not isinstance(text, dict)
+        ]
     elif isinstance(value, str):
         lines = value.strip().splitlines()
     else:

@@ -1,0 +1,144 @@
+"""Where a wrong result begins: planted faults of each kind are named by node, layer, slot, positions and kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from isolate.case import Case, Check, Context, Decode, Model, Pattern, Run
+from isolate.fault import Fault
+from isolate.replay.supervisor import Supervisor
+from isolate.replay.target import Target
+from tests.conftest import ROOT, TESTS
+
+F32 = Context(n_ctx=1024, n_batch=256, n_ubatch=64, n_seq_max=2, type_k="f32", type_v="f32", flash_attn_type="disabled")
+FLASH = Context(
+    n_ctx=1024, n_batch=256, n_ubatch=64, n_seq_max=2, type_k="f32", type_v="f32", flash_attn_type="enabled"
+)
+UNIFIED = Context(
+    n_ctx=1024,
+    n_batch=256,
+    n_ubatch=64,
+    n_seq_max=2,
+    type_k="f32",
+    type_v="f32",
+    flash_attn_type="disabled",
+    kv_unified=True,
+)
+Q8_0 = Context(
+    n_ctx=1024, n_batch=256, n_ubatch=64, n_seq_max=2, type_k="q8_0", type_v="q8_0", flash_attn_type="enabled"
+)
+#: two prompts of 60 tokens, then a batch in which slot 0 has three tokens and slot 1 one
+PROMPTS = Decode(batch=[Run(slot, Pattern(60, 120, 13 * slot, 7)) for slot in (0, 1)])
+ANSWER = Decode(batch=[Run(0, [1, 4, 9], "all"), Run(1, [2])])
+
+
+@pytest.fixture(scope="module")
+def planted() -> Iterator[Supervisor]:
+    """A child that does what a case says about itself."""
+    target = Target("cpu", 0, environment={"PYTHONPATH": f"{TESTS}:{ROOT}"})
+    with Supervisor(target=target, worker="beside_worker") as children:
+        yield children
+
+
+def fault(planted: Supervisor, what: str, zoo: str, context: Context = F32, check: Check = "logits") -> Fault:
+    """The fault of a deep run with something planted in the second decode."""
+    case = Case(isolate=1, about=f"{what}@1", model=Model(zoo=zoo), context=context, steps=[PROMPTS, ANSWER])
+    found = planted.run(case, (check,), deep=True).fault
+    assert found is not None
+    return found
+
+
+def begins(planted: Supervisor, what: str, zoo: str, context: Context = F32, check: Check = "logits") -> dict[str, Any]:
+    """What a fault says of its beginning, without its words."""
+    found = fault(planted, what, zoo, context, check)
+    told: dict[str, Any] = found.evidence["begins"]
+    if "node" in told:
+        # the node and the words say the same
+        assert found.node is not None
+        assert (found.node.index, found.node.op, found.node.name) == (told["node"], told["op"], told["name"])
+        assert f"it begins at graph node {told['node']}, {told['op']} {told['name']}" in found.explanation
+        assert told["times_the_noise"] > 100
+        assert told["slot"] == 0
+    return told
+
+
+@pytest.mark.parametrize("context", [F32, FLASH, UNIFIED, Q8_0], ids=["f32", "flash", "unified", "q8_0"])
+def test_lost_cells(planted: Supervisor, context: Context) -> None:
+    told = begins(planted, "lost", "llama", context)
+    assert (told["cause"], told["layer"], told["positions"][0]) == ("cell", 0, 60)
+    assert told["op"] == ("FLASH_ATTN_EXT" if context in (FLASH, Q8_0) else "MUL_MAT")
+    assert told["inputs"] == {"attended": 59, "attended_alone": 61, "lost": [3, 4]}
+
+
+def test_keys_that_were_turned_wrongly(planted: Supervisor) -> None:
+    told = begins(planted, "turn", "llama")
+    assert (told["cause"], told["layer"]) == ("cell", 0)
+    assert told["inputs"]["other_keys"] == list(range(60))
+
+
+def test_values_of_the_last_layer(planted: Supervisor) -> None:
+    told = begins(planted, "value", "llama")
+    assert (told["cause"], told["layer"], told["name"]) == ("cell", 1, "kqv-1")
+    assert told["inputs"]["other_values"] == list(range(60))
+
+
+def test_a_cell_of_another_slot(planted: Supervisor) -> None:
+    told = begins(planted, "foreign", "llama", UNIFIED)
+    assert (told["cause"], told["positions"]) == ("cell", [60, 61, 62])
+    assert told["inputs"] == {"attended": 62, "attended_alone": 61, "too_many": 1}
+
+
+@pytest.mark.parametrize("zoo", ["gemma3", "deepseek2", "qwen2vl"])
+def test_what_another_slot_holds(planted: Supervisor, zoo: str) -> None:
+    told = begins(planted, "swap", zoo)
+    assert (told["cause"], told["layer"]) == ("cell", 0)
+    assert told["inputs"]["other_cells"] == list(range(29 if zoo == "gemma3" else 0, 60))
+
+
+@pytest.mark.parametrize("zoo", ["mamba2", "qwen35moe", "lfm2"])
+def test_the_recurrent_state_of_another_slot(planted: Supervisor, zoo: str) -> None:
+    told = begins(planted, "swap", zoo)
+    assert (told["cause"], told["op"], told["layer"], told["positions"]) == ("state", "GET_ROWS", 0, [60])
+    assert told["inputs"]["tensor"] == "cache_r_l0"
+
+
+def test_a_mask_that_hides_a_cell(planted: Supervisor) -> None:
+    told = begins(planted, "mask", "llama")
+    assert (told["cause"], told["positions"]) == ("mask", [60])
+    assert told["inputs"]["hidden"] == [3]
+
+
+def test_a_position_and_a_token_that_the_graph_is_given(planted: Supervisor) -> None:
+    told = begins(planted, "position", "llama")
+    assert (told["cause"], told["op"], told["name"], told["positions"]) == ("position", "ROPE", "Qcur-0", [60])
+    assert told["inputs"] == {"given": 61, "right": 60}
+    told = begins(planted, "token", "llama")
+    assert (told["cause"], told["node"], told["inputs"]) == ("token", 0, {"given": 0, "right": 1})
+
+
+def test_a_kernel_that_computes_wrongly(planted: Supervisor) -> None:
+    told = begins(planted, "kernel", "llama")
+    assert (told["cause"], told["name"], told["layer"], told["positions"]) == ("kernel", "ffn_up-1", 1, [60])
+
+
+def test_a_row_that_is_handed_out_for_another(planted: Supervisor) -> None:
+    found = fault(planted, "row", "llama")
+    assert found.evidence["begins"]["cause"] == "row"
+    assert found.evidence["begins"]["handed_out"] == "a row of another slot"
+    assert "no graph node differs" in found.explanation
+    assert found.node is None
+
+
+def test_the_first_node_that_is_not_a_number(planted: Supervisor) -> None:
+    told = begins(planted, "nan", "llama", check="nan")
+    assert (told["cause"], told["name"], told["positions"]) == ("cell", "kqv-1", [60])
+
+
+def test_from_the_cpu_it_is_told_which_side_is_right(planted: Supervisor) -> None:
+    """Here the CPU is also what is tested, so the slot alone agrees with it."""
+    told = begins(planted, "kernel", "llama")
+    assert told["cpu"]["alone"] == 0
+    assert told["cpu"]["case"] > 1e-3
