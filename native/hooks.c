@@ -216,6 +216,29 @@ static bool is_runtime(const struct isolate_hook *hook) {
     return strstr(hook->name.text, "cuda") != NULL;
 }
 
+/* Waits for what the stream has to do. Most kernels are over in microseconds: asking again and again sees that sooner than
+ * cudaStreamSynchronize, which is for the long ones. */
+static int wait_for(void *stream) {
+    enum { ASKED = 200 };
+    int (*query)(void *) = FIND("cudaStreamQuery", void *);
+    int (*synchronize)(void *) = FIND("cudaStreamSynchronize", void *);
+    int (*forget)(void) = FIND("cudaGetLastError", void);
+    int code = CUDA_ERROR_NOT_READY;
+    bool waited = false;
+    for (int i = 0; query && forget && i < ASKED && code == CUDA_ERROR_NOT_READY; i++) {
+        code = query(stream);
+        waited = waited || code == CUDA_ERROR_NOT_READY;
+    }
+    if (waited) {
+        forget(); /* that the stream was not ready must not be read as an error; there was no other before */
+    }
+    return code != CUDA_ERROR_NOT_READY ? code : synchronize ? synchronize(stream) : 0;
+}
+
+ISOLATE_API void isolate_trace_pass(bool pass) {
+    isolate_this.inside = pass;
+}
+
 int isolate_after(struct isolate_call *call, int code) {
     struct isolate_record *record = &call->record;
     uint32_t mode = atomic_load_explicit(&isolate_mode, memory_order_relaxed);
@@ -227,9 +250,8 @@ int isolate_after(struct isolate_call *call, int code) {
         record->after = isolate_peek();
     }
     if (call->locked) {
-        int (*synchronize)(void *) = FIND("cudaStreamSynchronize", void *);
-        if (!code && record->after <= 0 && synchronize && isolate_synchronizes(mode, record)) {
-            record->sync = synchronize((void *)(uintptr_t)record->stream);
+        if (!code && record->after <= 0 && isolate_synchronizes(mode, record)) {
+            record->sync = wait_for((void *)(uintptr_t)record->stream);
         }
         pthread_mutex_unlock(&one_at_a_time);
     }

@@ -9,6 +9,7 @@
 #define ISOLATE_TRACE_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define ISOLATE_TRACE_MAGIC "ISOTRACE"
@@ -178,6 +179,8 @@ void isolate_log_level(int level);
 
 /* The hooks of the CUDA runtime, driver and cuBLAS. mode: enum isolate_mode; first, last: launch numbers of WINDOW. */
 void isolate_trace_mode(uint32_t mode, uint64_t first, uint64_t last);
+/* For measuring what the hooks cost: while `pass` is true they hand this thread's calls on and do nothing else. */
+void isolate_trace_pass(bool pass);
 /* Records by CUPTI's callbacks instead of the hooks. library: path or name of libcupti. Returns 0, -1 where that is not
  * a CUPTI, or a CUptiResult: another tool has subscribed already, the driver does not allow it. */
 int isolate_trace_cupti(const char *library);

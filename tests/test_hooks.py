@@ -163,12 +163,21 @@ def test_an_error_that_was_read_is_not_blamed_later(client: Client, tmp_path: Pa
 def test_a_broken_device_is_laid_at_the_right_launch_in_sync_mode(client: Client, tmp_path: Path, number: int) -> None:
     launches = [call for turn in range(8) for call in (f"launch:{turn}", "last")]
     fail = f"cudaLaunchKernel:{number}:700!"
-    client.run(tmp_path / "trace", "stream", *launches, "synchronize", "abort", fail=fail, mode="sync", status=-6)
+    calls = ["stream", *launches, "synchronize", "abort"]
+    printed = client.run(tmp_path / "trace", *calls, fail=fail, mode="sync", status=-6)
+    # That the stream was not ready when it was asked is not seen by the build.
+    assert [line for line in printed if line.startswith("last")][: number - 1] == ["last 0"] * (number - 1)
     found = origin_of(tmp_path / "trace")
     assert found.origin is not None
     assert (found.origin.launch, found.origin.code, found.origin.sync) == (number, 0, 700)
     assert found.exact
     assert found.failure is not None
+
+
+def test_calls_that_are_handed_on_are_not_recorded(client: Client, tmp_path: Path) -> None:
+    client.run(tmp_path / "trace", "launch:1", "pass:1", "launch:2", "pass:0", "launch:3")
+    with Ring(tmp_path / "trace") as ring:
+        assert [record.launch for record in ring.records() if record.kind == Kind.LAUNCH] == [1, 2]
 
 
 def test_without_sync_a_broken_device_gives_an_upper_bound(client: Client, tmp_path: Path) -> None:

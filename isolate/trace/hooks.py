@@ -72,6 +72,8 @@ class Hooks:
         self._library = writer.library
         self._library.isolate_trace_mode.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
         self._library.isolate_trace_mode.restype = None
+        self._library.isolate_trace_pass.argtypes = [ctypes.c_bool]
+        self._library.isolate_trace_pass.restype = None
         self._library.isolate_trace_inject.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_int32]
         self._library.isolate_trace_inject.restype = None
         self._library.isolate_trace_live.restype = None
@@ -83,6 +85,10 @@ class Hooks:
         if unknown:
             raise DeviceError(f"no mode of the hooks is called {sorted(unknown)[0]!r}; there is {', '.join(MODES)}")
         self._library.isolate_trace_mode(sum(MODES[name][0] for name in wanted), *(window or (0, 0)))
+
+    def pass_on(self, wanted: bool) -> None:
+        """For measuring what the hooks cost: while wanted, this thread's calls are handed on and nothing else is done."""
+        self._library.isolate_trace_pass(wanted)
 
     def inject(self, kind: Kind, number: int, code: int) -> None:
         """For tests: call `number` of a kind, from 1, is not made and returns `code`; code 0 takes that back."""

@@ -129,6 +129,7 @@ static int perform(const char *call, long value, long second) {
     if (IS("read")) return read_at(value);
     if (IS("poisoned")) return ((unsigned char *)memory)[value] == 0xff;
     if (IS("live")) return live();
+    if (IS("pass")) return isolate_trace_pass(value), 0;
     if (IS("mode")) return isolate_trace_mode((uint32_t)value, 0, 0), 0;
     if (IS("inject-launch")) return isolate_trace_inject(ISOLATE_LAUNCH, (uint64_t)value, (int32_t)second), 0;
     if (IS("inject-copy")) return isolate_trace_inject(ISOLATE_COPY, (uint64_t)value, (int32_t)second), 0;

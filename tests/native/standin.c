@@ -58,6 +58,17 @@ CALL(cudaMemcpyAsync, (void *to, const void *from, size_t bytes, int direction, 
 CALL(cudaMemset, (void *to, int value, size_t bytes), answer, memset(to, value, bytes))
 CALL(cudaMalloc, (void **pointer, size_t bytes), answer, *pointer = calloc(1, bytes))
 CALL(cudaFree, (void *pointer), answer, free(pointer))
+/* Not ready for some time, and that is the last error then. */
+int cudaStreamQuery(void *stream) {
+    static struct count count = {"cudaStreamQuery", 0};
+    static _Thread_local int asked;
+    (void)stream;
+    if (++asked % 3) {
+        return last = CUDA_ERROR_NOT_READY;
+    }
+    return synchronize(&count);
+}
+
 CALL(cudaStreamSynchronize, (void *stream), synchronize, (void)stream)
 CALL(cudaDeviceSynchronize, (void), synchronize, (void)0)
 CALL(cudaStreamCreateWithFlags, (void **stream, unsigned flags), answer, (void)flags; *stream = malloc(1))
