@@ -115,11 +115,13 @@ class Faulty:
         self.right.llama_memory_seq_rm(self.memory, slot, p0, p1)
 
     def end(self, slot: int) -> int:
-        """The position after a slot's newest, rightly; 0 for an empty slot."""
-        return int(self.right.llama_memory_seq_pos_max(self.memory, slot)) + 1
+        """The position after a slot's newest, rightly; 0 for an empty slot, and for none."""
+        return 0 if slot not in self.slots else int(self.right.llama_memory_seq_pos_max(self.memory, slot)) + 1
 
     def count(self, slot: int) -> int:
         """Positions from a slot's oldest to its newest, rightly."""
+        if slot not in self.slots:
+            return 0
         low = int(self.right.llama_memory_seq_pos_min(self.memory, slot))
         return self.end(slot) - low if low >= 0 else 0
 
