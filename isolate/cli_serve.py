@@ -23,6 +23,7 @@ from isolate.serve import log as server_log
 from isolate.serve import record as recorder
 from isolate.serve import table as tables
 from isolate.serve.matrix import Kept, Place, follow, run
+from isolate.terminal import say
 from isolate.trace import gpus
 
 
@@ -83,7 +84,7 @@ def matrix(
         shown = report_matrix.by_target(cells) if kept is None else report_matrix.by_treatment(cells)
         Console(width=None if sys.stdout.isatty() else 200).print(shown)
         for line in ([follow(cells)] if kept is not None and follow(cells) else []) + list(report_matrix.below(cells)):
-            click.echo(line)
+            say(line)
     for path, text in ((markdown, report_matrix.markdown), (html, report_matrix.html)):
         if path:
             _write(Path(path), text(cells))
@@ -174,10 +175,10 @@ def record(command: tuple[str, ...], out: Path, target: str, trace: Path | None,
     except OSError as error:
         raise IsolateError(f"{out}: cannot be written: {error.strerror}") from None
     if out.stat().st_size > cases_of.MAX_FILE_BYTES:
-        click.echo(f"note: {out} is larger than `isolate run` reads: record a shorter run", err=True)
-    switches = {"--build": build or made.build, "--target": target if target != "cpu" else None}
+        say(f"note: {out} is larger than `isolate run` reads: record a shorter run", err=True)
+    switches = {"--build": build or made.build, "--target": made.target if made.target != "cpu" else None}
     for line in report_recorded.text(made, out, replay_line(out, switches, ())):
-        click.echo(line, err=True)
+        say(line, err=True)
     sys.exit(1 if made.fault or made.status > 128 else 0)
 
 
@@ -197,10 +198,10 @@ def import_log(log: Path, out: Path | None) -> None:
         case.write(out)
     except OSError as error:
         raise IsolateError(f"{out}: cannot be written: {error.strerror}") from None
-    click.echo(f"written {out}  {len(case.steps)} steps; assumed:")
+    say(f"written {out}  {len(case.steps)} steps; assumed:")
     for line in assumed:
-        click.echo(f"  {line}")
-    click.echo(f"  replay {replay_line(out, {}, ())}")
+        say(f"  {line}")
+    say(f"  replay {replay_line(out, {}, ())}")
 
 
 def add_to(group: click.Group) -> None:

@@ -20,8 +20,10 @@ from isolate import case as cases
 from isolate.case import Decode
 from isolate.cli import main
 from isolate.errors import IsolateError
+from isolate.library.find import find_build
 from isolate.replay.supervisor import Supervisor
 from isolate.serve.program import check_program
+from isolate.serve.record import ran_on
 from isolate.serve.recorded import steps_of
 from isolate.serve.recording import Kind, Recording, read
 from isolate.trace.ring import Ring, native_library
@@ -221,29 +223,40 @@ int main(int n, char **words) {
 """
 
 
-def record_cuda(folder: Path, sizes: list[int]) -> subprocess.CompletedProcess[str]:
-    """A CUDA program that decodes batches of these numbers of tokens, recorded on the dry device."""
-    build, model = cuda_builds.ptx80(), folder / "model.gguf"
+def record_client(folder: Path, sizes: list[int], build: Path, *options: object) -> subprocess.CompletedProcess[str]:
+    """A program that decodes batches of these numbers of tokens, recorded and traced."""
+    model = folder / "model.gguf"
     with Supervisor() as children:
         children.make_model("qwen35moe", "Q3_K", 1, model)
     linked = [f"-L{build}", "-lllama", f"-Wl,-rpath,{build}", "-Wl,--allow-shlib-undefined"]
     client = compiled(folder, "client", CLIENT, *linked)
-    words = [*ISOLATE, "record", "--out", folder / "case.json", "--target", "dry:h200", "--trace", folder / "t", "--"]
+    words = [*ISOLATE, "record", "--out", folder / "case.json", "--trace", folder / "t", *options, "--"]
     words += [client, *sizes, model]
     return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
 
 
+def test_a_program_without_cuda_has_no_trace_and_is_recorded_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("of another run")
+    done = record_client(tmp_path, [8], find_build().folder)
+    assert done.returncode == 0, done.stderr
+    assert "it made no CUDA call that the hooks saw, so there is no trace" in done.stderr
+    assert not (tmp_path / "t").exists()
+    assert len(cases.read(tmp_path / "case.json").steps) == 1
+
+
 def test_an_error_that_the_program_handled_is_no_fault(tmp_path: Path) -> None:
-    done = record_cuda(tmp_path, [*[1] * 5, *[4] * 5] * 3)
+    done = record_client(tmp_path, [*[1] * 5, *[4] * 5] * 3, cuda_builds.ptx80(), "--target", "dry:h200")
     assert (done.returncode, "FAULT" in done.stderr) == (0, False), done.stderr
     with Ring(tmp_path / "t") as trace:
         failed = [record.call for record in trace.records() if record.code > 0]
     assert "cudaGraphExecUpdate" in failed
+    # On a real GPU there is nothing but the launches to say that a replay must run there.
+    assert (ran_on(tmp_path / "t", None), ran_on(None, None)) == ("cuda", "cpu")
 
 
 def test_a_cuda_program_fails_in_the_same_launch_on_the_dry_device(tmp_path: Path) -> None:
     build, out = cuda_builds.ptx80(), tmp_path / "case.json"
-    done = record_cuda(tmp_path, [8])
+    done = record_client(tmp_path, [8], build, "--target", "dry:h200")
     assert done.returncode == 1, done.stderr
     said = re.search(r"FAULT  cuda in step 0 `decode`: (launch \d+ of mul_mat_vec_q_moe)", done.stderr)
     assert said, done.stderr

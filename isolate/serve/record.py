@@ -38,6 +38,8 @@ class Made:
     notes: tuple[str, ...]
     #: the folder of the libllama that it called
     build: str
+    #: what ran the graph, as far as is known: a replay must run there
+    target: str
     #: how the program ended, as a shell counts: 128 and the signal's number
     status: int
     #: the last call did not come back
@@ -55,10 +57,19 @@ def record(command: Sequence[str], target: str = "cpu", build: str | None = None
         file.touch()
         hooked = trace is not None or target != "cpu"
         ring = trace or Path(folder, "trace")
+        _remove(ring)
         chosen = None if target == "cpu" else find(target, build or (str(linked) if linked else None))
         environment = _environment(file, ring if hooked else None, chosen)
         status = _run([str(program), *command[1:]], environment)
         return _made(command[0], file, ring if hooked else None, status, build, chosen)
+
+
+def _remove(trace: Path) -> None:
+    """An older trace of that name: a program that makes no CUDA call writes none."""
+    try:
+        trace.unlink(missing_ok=True)
+    except OSError as error:
+        raise RecordError(f"{trace}: the trace cannot be written: {error.strerror}") from None
 
 
 def _environment(file: Path, ring: Path | None, target: Target | None) -> dict[str, str]:
@@ -106,6 +117,9 @@ def _made(word: str, file: Path, ring: Path | None, status: int, build: str | No
         why = "made no context" if recording.first(Kind.MODEL) else "called no libllama (or has it linked statically)"
         raise RecordError(f"{word}: it was started and {why}{ended}, so there is nothing to record")
     found = steps_of(recording)
+    if ring and not ring.is_file():
+        found.notes.append("it made no CUDA call that the hooks saw, so there is no trace")
+        ring = None
     if not found.steps:
         raise RecordError(f"{word}: it made a context and decoded nothing{ended}, so there is nothing to record")
     context = _context(found, build, target)
@@ -116,6 +130,7 @@ def _made(word: str, file: Path, ring: Path | None, status: int, build: str | No
         case,
         tuple(found.notes),
         str(Path(found.library).parent),
+        ran_on(ring, target),
         status,
         found.unfinished,
         _fault(ring, case) if ring else None,
@@ -142,6 +157,14 @@ def _context(found: Recorded, build: str | None, target: Target | None) -> Conte
         return msgspec.convert(settings, Context)
     except msgspec.ValidationError as error:
         raise RecordError(f"the program made a context that a case cannot say: {error}") from None
+
+
+def ran_on(ring: Path | None, target: Target | None) -> str:
+    """The target that the program ran on: the simulated one that it was given, or the GPU where its launches were seen."""
+    if target or not ring:
+        return target.name if target else "cpu"
+    with Ring(ring) as trace:
+        return "cuda" if trace.launches else "cpu"
 
 
 def _fault(ring: Path, case: Case) -> Fault | None:
