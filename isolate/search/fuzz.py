@@ -97,7 +97,7 @@ def ground(chance: Random, space: Space) -> Ground:
     unified = chance.random() < 0.5
     room = chance.choice((1, 1, 2)) if recipe.window == 0 else chance.choice((1, 2, 3))
     cells = CELLS * room if unified else CELLS * room * slots
-    ubatch = chance.choice((8, 16, 16, 32, 64, 128))
+    ubatch = weighted(chance, ((4, 1), (8, 4), (16, 5), (32, 3), (64, 1), (128, 1)))
     batch = min(ubatch * chance.choice((1, 2, 4, 8)), cells)
     context = Context(
         n_ctx=cells, n_batch=batch, n_ubatch=min(ubatch, batch), n_seq_max=slots, type_k=type_k, type_v=type_v,

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import UNSET
 
@@ -84,14 +85,16 @@ def read_all(places: Iterable[Path]) -> list[Known]:
 def recognized(known: Sequence[Known], case: Case, fault: Fault, reduced: bool = False) -> Known | None:
     """The known finding that a case shows with this fault; None where it is a new one.
 
-    A case that was reduced needs each of its steps. Where all steps of a known finding that goes wrong in silence are among
-    them, it is the same one, whatever noticed it in the end.
+    A case that was reduced needs each of its steps. Where the heart of a known finding that goes wrong in silence is among
+    them, it is the same one, whatever led up to it and whatever noticed it in the end.
     """
     same = (each for each in known if _same_fault(each.expect, fault) and within(each.case, case, fault, exactly=True))
     later = (
         each
         for each in known
-        if reduced and {each.expect.kind, fault.kind} <= _SILENT and within(each.case, case, fault, exactly=False)
+        if reduced
+        and {each.expect.kind, fault.kind} <= _SILENT
+        and within(each.case, case, fault, exactly=False, only=heart(each.case))
     )
     return next(same, None) or next(later, None)
 
@@ -100,35 +103,89 @@ def _same_fault(expect: Expect, fault: Fault) -> bool:
     return expect.kind == fault.kind and expect.step == fault.step.kind and expect.where in fault.signature.where
 
 
-def within(known: Case, case: Case, fault: Fault, exactly: bool) -> bool:
-    """The steps of a known case are among those of another; `exactly`: its last one is the one that failed."""
+def within(known: Case, case: Case, fault: Fault, exactly: bool, only: Sequence[Step] | None = None) -> bool:
+    """The steps of a known case, or `only` these, are among those of another; `exactly`: its last one is the one that failed."""
     if not _allowed(known, case):
         return False
     last = len(case.steps) - 1 if fault.step.index is None else fault.step.index
-    return _Search(known.steps, case.steps[: last + 1]).found(exactly)
+    chosen = [marked for marked in _marked(known.steps) if only is None or any(marked.step is step for step in only)]
+    return _Search(chosen, _marked(case.steps[: last + 1])).found(exactly)
+
+
+def heart(known: Case) -> list[Step]:
+    """The steps that make a fault: not those that only fill or empty slots, nor both ends of a state that goes wrong on one.
+
+    All steps where less than two would be left.
+    """
+    found: list[Step] = []
+    touched: set[int] = set()
+    kept: set[str] = set()
+    for step in known.steps:
+        if isinstance(step, SeqCp | SeqAdd | SeqKeep) or (isinstance(step, SeqRm) and (step.p0 > 0 or step.p1 >= 0)):
+            touched |= {getattr(step, name) for name in ("slot", "into") if hasattr(step, name)}
+        elif isinstance(step, Checkpoint | Save) and step.slot in touched:
+            kept.add(step.name)
+        elif not isinstance(step, Restore | Load) or step.name in kept:
+            continue
+        found.append(step)
+    return found if len(found) > 1 else list(known.steps)
 
 
 def _allowed(known: Case, case: Case) -> bool:
     """The other case runs on such memory, with the settings that the known one needs."""
     if known.hostile and not case.hostile:
         return False
+    cells = True
     if known.model.zoo is not UNSET and case.model.zoo is not UNSET:
         here, there = ZOO[str(known.model.zoo)].memory, ZOO[str(case.model.zoo)].memory
         if _PLAIN.index(here) > _PLAIN.index(there):
             return False
+        cells = here != "recurrent"
     plain = cases_of.Context()
     for name in _NEEDED:
         value = getattr(known.context, name)
         if value != getattr(plain, name) and value != getattr(case.context, name):
             return False
+    copies = any(isinstance(step, SeqCp) for step in known.steps)
+    if copies and cells and known.context.kv_unified != case.context.kv_unified:
+        # A copy shares cells in a unified cache, and has its own in another.
+        return False
     kinds = {known.context.type_k, known.context.type_v} - {"f32", "f16", "bf16"}
     return kinds <= {case.context.type_k, case.context.type_v}
+
+
+class _Marked(NamedTuple):
+    """A step, and whether it takes the state of a slot that holds nothing."""
+
+    step: Step
+    empty: bool
+
+
+def _marked(steps: Sequence[Step]) -> list[_Marked]:
+    holding: set[int] = set()
+    found = []
+    for step in steps:
+        found.append(_Marked(step, isinstance(step, Checkpoint | Save) and step.slot not in holding))
+        match step:
+            case Decode():
+                holding |= {run.slot for run in step.batch}
+            case SeqCp() if step.slot in holding:
+                holding.add(step.into)
+            case Load() | Restore() if isinstance(step.slot, int):
+                holding.add(step.slot)
+            case SeqRm() if step.p0 <= 0 and step.p1 < 0:
+                holding = set() if step.slot < 0 else holding - {step.slot}
+            case SeqKeep():
+                holding &= {step.slot}
+            case Clear() | Reopen():
+                holding.clear()
+    return found
 
 
 class _Search:
     """Backtracking over places for each known step, from the last one to the first."""
 
-    def __init__(self, known: Sequence[Step], steps: Sequence[Step]) -> None:
+    def __init__(self, known: Sequence[_Marked], steps: Sequence[_Marked]) -> None:
         self.known = known
         self.steps = steps
         self.left = _COMPARISONS
@@ -144,7 +201,10 @@ class _Search:
             self.left -= 1
             if self.left < 0:
                 return False
-            for own_slots, own_names in _matches(self.known[number], self.steps[place], slots, names):
+            one, other = self.known[number], self.steps[place]
+            if one.empty != other.empty:
+                continue
+            for own_slots, own_names in _matches(one.step, other.step, slots, names):
                 if self._from(number - 1, place - 1, own_slots, own_names, exactly=False):
                     return True
         return False
@@ -220,8 +280,6 @@ def _shape(step: Step) -> tuple[object, ...]:
     match step:
         case SeqRm() | SeqCp():
             return refused, step.p0 <= 0, step.p1 < 0
-        case SeqAdd():
-            return refused, step.p0 <= 0 and step.p1 < 0
         case Checkpoint():
             return ("on_device" in step.flags,)
         case Save():
