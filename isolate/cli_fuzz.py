@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from isolate.errors import IsolateError
-from isolate.fault import Finding
 from isolate.options import build_options, jobs_option, json_option, replay_line, run_switches
 from isolate.recipes import Memory
 from isolate.report import json as report_json
 from isolate.terminal import say
 
 if TYPE_CHECKING:
+    from isolate.fault import Finding
     from isolate.search.shard import Found
 
 #: Minutes that a campaign takes when nothing else is said.
@@ -89,16 +91,17 @@ def fuzz(
     seconds = None if cases is not None and minutes is None else 60 * (minutes or MINUTES)
     switches = run_switches(build, include, target)
 
-    def kept(found: Found, path: Path) -> dict[str, Any]:
-        return report_json.document([_finding(found, path)], found.of)
+    def finding(found: Found, path: Path) -> Finding:
+        return found.finding(replay_line(path, switches, ()))
 
-    def _finding(found: Found, path: Path) -> Finding:
-        return Finding(found.case.as_json(), found.fault, found.times, found.of, replay_line(path, switches, ()))
+    def document(found: Found, path: Path) -> dict[str, Any]:
+        return report_json.document([finding(found, path)], found.of)
 
     folder = out or Path(f"fuzz-{seed}")
     examples = Examples(database) if database else None
     with ExitStack() as stack:
-        campaign = stack.enter_context(Campaign(plan, folder, [*shipped(), *read_all(known)], kept, examples))
+        stack.enter_context(_ended_in_order())
+        campaign = stack.enter_context(Campaign(plan, folder, [*shipped(), *read_all(known)], document, examples))
         if cluster:
             executor, jobs = stack.enter_context(workers_of(cluster))
         else:
@@ -107,12 +110,27 @@ def fuzz(
             with report_campaign.told(campaign.totals, seconds) as told:
                 campaign.run(executor, jobs, cases, seconds, told)
         finally:
-            findings = [_finding(found, campaign.folder.case(name)) for name, found in campaign.totals.found.items()]
+            findings = [finding(found, campaign.folder.case(name)) for name, found in campaign.totals.found.items()]
             if json_path != "-":
                 say(report_campaign.text(campaign, findings))
             if json_path:
                 report_json.write(report_campaign.document(campaign, findings), json_path)
     sys.exit(1 if campaign.totals.found else 0)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM ends the command as an error would, so that it says what it found; a second one ends it at once."""
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _space(

@@ -18,6 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from isolate.case import Case, Expect
+from isolate.errors import IsolateError
 from isolate.library.find import find_build
 from isolate.search.examples import Examples
 from isolate.search.journal import Folder
@@ -29,6 +30,8 @@ from isolate.search.shard import Found, Plan, Share, run_examples, run_share
 LAST, TOGETHER = 128, 8
 #: Cases to go on from, the newest ones.
 KEPT = 400
+#: Shares of which some case must be one that can be run.
+SOME = 3
 #: Examples of a database that are run one after the other in one process.
 EXAMPLES = 8
 
@@ -183,6 +186,9 @@ class Campaign:
             self.totals.clock = time.monotonic() - started
             self._add(share)
             told()
+            refused = self.totals.refused
+            if self.totals.cases >= SOME * self.plan.size and sum(refused.values()) == self.totals.cases:
+                raise IsolateError(f"no case can be run: {refused.most_common(1)[0][0]}")
 
     def _shares(self, executor: Executor, at_once: int, cases: int | None, until: float | None) -> Iterator[Share]:
         last = None if cases is None else -(-cases // self.plan.size)

@@ -18,7 +18,7 @@ import msgspec
 
 from isolate.case import Case
 from isolate.errors import IsolateError
-from isolate.fault import Fault
+from isolate.fault import Fault, Finding
 from isolate.replay.supervisor import Outcome, Supervisor
 from isolate.replay.target import find as find_target
 from isolate.search import fuzz, pin
@@ -64,6 +64,8 @@ class Plan:
     worker: str = "isolate.replay.worker"
     #: cases in a share
     size: int = SIZE
+    #: replays that reducing one finding may cost
+    replays: int = REPLAYS
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,10 @@ class Found:
     of: int
     #: it came when it was found, but not in fresh children
     confirmed: bool = True
+
+    def finding(self, replay: str) -> Finding:
+        """It as an entry of the one schema, with the command that replays it."""
+        return Finding(self.case.as_json(), self.fault, self.times, self.of, replay)
 
 
 @dataclass
@@ -235,7 +241,7 @@ class _Runner:
         )  # fmt: skip
         seconds = None if self.until == math.inf else max(0.0, self.until + LAST_SECONDS - time.time())
         try:
-            least = minimize(pin.Job(case, Path(), ""), settings, Limits(replays=REPLAYS, seconds=seconds))
+            least = minimize(pin.Job(case, Path(), ""), settings, Limits(replays=plan.replays, seconds=seconds))
         except IsolateError:
             return Found(case, fault, 0, 1, confirmed=False)
         finally:
