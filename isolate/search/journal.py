@@ -139,6 +139,7 @@ class Folder:
             return path.name
 
         try:
+            path.parent.mkdir(exist_ok=True)
             files.appear(path.parent, written)
         except OSError as error:
             raise IsolateError(f"{path}: cannot be written: {error.strerror}") from None
