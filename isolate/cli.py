@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from isolate.report import kernels as report_kernels
 from isolate.report import text as report_text
 from isolate.report.progress import watched
 from isolate.search import pin
+from isolate.terminal import say
 from isolate.trace import devices, gpus, launch
 from isolate.trace import kernels as kernel_table
 from isolate.trace.hooks import MODES
@@ -68,15 +71,36 @@ def open_standard_files() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
+@contextmanager
+def while_somebody_reads() -> Iterator[None]:
+    """End as a program does whose output nobody reads any more: 128 and the number of SIGPIPE."""
+    try:
+        yield
+    except BrokenPipeError:
+        # what is still to be written goes nowhere, instead of failing again at the end
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        sys.exit(128 + signal.SIGPIPE)
+
+
 class Commands(click.Group):
     """Ends with 130 when interrupted, with 2 when isolate itself fails: 1 would say that a fault was found."""
+
+    def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
+        with while_somebody_reads():
+            return super().make_context(*arguments, **extra)
+
+    def invoke(self, context: click.Context) -> Any:
+        with while_somebody_reads():
+            return super().invoke(context)
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
         open_standard_files()
         try:
             answer = super().main(args, prog_name, **{**extra, "standalone_mode": False})
         except click.Abort:
-            click.echo("interrupted", err=True)
+            say("interrupted", err=True)
             sys.exit(130)
         except click.ClickException as error:
             error.show()
@@ -84,7 +108,7 @@ class Commands(click.Group):
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(last.filename).name}:{last.lineno}"
-            click.echo(f"Error: isolate itself failed at {place}: {type(error).__name__}: {error!r}", err=True)
+            say(f"Error: isolate itself failed at {place}: {type(error).__name__}: {error!r}", err=True)
             sys.exit(2)
         sys.exit(answer if isinstance(answer, int) else 0)
 
@@ -113,7 +137,7 @@ def doctor(build: str | None, include: str | None, target: str, save_gpu: Path |
     here, found["driver"] = devices.gpus()
     found["gpus"] = msgspec.to_builtins(here)
     if json_path != "-":
-        click.echo(report_doctor.text(found))
+        say(report_doctor.text(found))
     if json_path:
         report_json.write({"schema": "isolate.doctor/1", **found}, json_path)
 
@@ -174,7 +198,7 @@ def run(
     unusable = False
     for path, job, result in zip(cases, jobs, watched(pin.pin_all(jobs, settings), cases), strict=True):
         if isinstance(result, IsolateError):
-            click.echo(f"not run {path}: {result.message}", err=quiet)
+            say(f"not run {path}: {result.message}", err=quiet)
             runs.append({"case": str(path), "outcome": "not run", "why": result.message})
             # What another build could run says nothing against this one.
             unusable |= not (expected and isinstance(result, BuildError))
@@ -183,9 +207,9 @@ def run(
         results.append((result, right))
         runs.append(report_json.run(path, result))
         if not quiet:
-            click.echo(report_text.result(path, job.case, result, right if expected else None))
+            say(report_text.result(path, job.case, result, right if expected else None))
     if len(jobs) > 1 and not quiet:
-        click.echo(report_text.summary(results, len(jobs) - len(results), expected))
+        say(report_text.summary(results, len(jobs) - len(results), expected))
     findings = [finding for result, _ in results for finding in result.findings]
     if json_path:
         report_json.write(report_json.document(findings, sum(result.runs for result, _ in results), runs), json_path)
@@ -214,14 +238,14 @@ def model(
 ) -> None:
     """Write a tiny model with random weights, or list those there are."""
     if name is None:
-        click.echo(report_text.zoo(ZOO))
+        say(report_text.zoo(ZOO))
         return
     if name not in ZOO:
         raise IsolateError(f"no zoo model is called {name!r}; there are {', '.join(sorted(ZOO))}")
     path = out or Path(f"{name}-{quantization}.gguf")
     with Supervisor(build, include, find_target(target, build, include)) as supervisor:
         made = supervisor.make_model(name, quantization.upper(), seed, path)
-    click.echo(f"{made['path']}: {made['bytes']} bytes")
+    say(f"{made['path']}: {made['bytes']} bytes")
 
 
 @main.command()
@@ -241,14 +265,12 @@ def trace(
         report_json.write(launch.chrome_trace(records), chrome)
     elif counts:
         for count in launch.counts(records):
-            click.echo(
-                f"{count.calls:>8} calls  {count.failed:>4} failed  {count.host_ns / 1e6:>10.3f} ms  {count.name}"
-            )
+            say(f"{count.calls:>8} calls  {count.failed:>4} failed  {count.host_ns / 1e6:>10.3f} ms  {count.name}")
     else:
         for record in records:
-            click.echo(launch.line(record))
+            say(launch.line(record))
     if not records:
-        click.echo("no record of the trace is of that step, kernel and stream", err=True)
+        say("no record of the trace is of that step, kernel and stream", err=True)
 
 
 @main.command()
@@ -270,7 +292,7 @@ def kernels(folder: str | None, gpu: str | None, kernel: str | None, json_path: 
         report_json.write(report_kernels.data(found, device), json_path)
     if json_path != "-":
         for line in report_kernels.text(found, device):
-            click.echo(line)
+            say(line)
 
 
 cli_serve.add_to(main)

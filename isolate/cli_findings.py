@@ -32,6 +32,7 @@ from isolate.report import triage as report_triage
 from isolate.search import minimize as minimizer
 from isolate.search import pin
 from isolate.search import triage as triager
+from isolate.terminal import say
 
 
 class Budget(click.ParamType[dict[str, float]]):
@@ -111,7 +112,7 @@ def minimize(
         others.append((place, fault, replay_line(place, switches, ())))
     if json_path != "-":
         said = [(place, report_text.headline(fault)) for place, fault, _ in others]
-        click.echo(report_minimized.text(case, result, replay, said))
+        say(report_minimized.text(case, result, replay, said))
     if json_path:
         findings = [minimizer.finding(result, replay)]
         findings += [Finding(other.as_json(), fault, 1, 1, line) for (other, _), (_, fault, line) in zip(result.others, others, strict=True)]  # fmt: skip
@@ -203,8 +204,8 @@ def triage(
             cases_of.write_beside(cell.treatment.case, place, path.parent)
             replays[number] = report_triage.replay(cell, str(place), {**switches, "--model": None})
     if json_path != "-":
-        click.echo(report_triage.text(found, replays))
-        click.echo(f"  replay       {line}")
+        say(report_triage.text(found, replays))
+        say(f"  replay       {line}")
     if json_path:
         finding = Finding(case.as_json(), found.fault, found.times, found.of, line)
         document = report_json.document([finding], confirm + len(found.cells))
@@ -221,7 +222,7 @@ def report(folder: Path, out: Path | None) -> None:
     if out != folder:
         report_json.make_folder(out)
     count = index.write(folder, out)
-    click.echo(f"{out / 'index.html'}: {count} finding{'s' * (count != 1)}")
+    say(f"{out / 'index.html'}: {count} finding{'s' * (count != 1)}")
 
 
 def add_to(group: click.Group) -> None:

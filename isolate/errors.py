@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import click
 
+from isolate.terminal import plain
+
 
 class IsolateError(click.ClickException):
     """The command, a file, a build or a device is not usable; the message is one sentence that says what to do."""
 
     exit_code = 2
+
+    def format_message(self) -> str:
+        """The message as it is shown at a terminal."""
+        return plain(self.message)
 
 
 class CaseError(IsolateError):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from isolate import files
 from isolate.errors import ModelError
 from isolate.recipes import VOCABULARY, WIDTH, Recipe, Tensor
 from isolate.zoo import ZOO
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from isolate.library.bind import Library
 
-__all__ = ["TYPES", "ZOO", "Recipe", "cache_folder", "make", "write_f32"]
+__all__ = ["TYPES", "ZOO", "Recipe", "make", "write_f32"]
 
 
 class Type(NamedTuple):
@@ -80,17 +80,18 @@ def recipe_of(name: str) -> Recipe:
     return ZOO[name]
 
 
-def cache_folder() -> Path:
-    """Where models are kept: $XDG_CACHE_HOME/isolate/models, by default below ~/.cache."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    # the XDG specification: a relative path is to be ignored
-    return (Path(home) if home.startswith("/") else Path.home() / ".cache") / "isolate" / "models"
-
-
 def write_f32(name: str, seed: int, path: Path) -> None:
     """Write the model `name` in F32 to `path`; needs no libllama. ModelError when the file cannot be written."""
     recipe = recipe_of(name)
-    _appear(path, lambda temporary: _write(recipe, seed, temporary))
+
+    def named(temporary: Path) -> str:
+        _write(recipe, seed, temporary)
+        return path.name
+
+    try:
+        files.appear(path.parent, named)
+    except OSError as error:
+        raise _not_written(path, error) from error
 
 
 def make(library: Library, name: str, type: str, seed: int, folder: Path | None = None) -> Path:
@@ -103,34 +104,24 @@ def make(library: Library, name: str, type: str, seed: int, folder: Path | None 
     type = type.upper()
     if type not in TYPES:
         raise ModelError(f"a zoo model has no type {type!r}; it has {', '.join(TYPES)}")
-    folder = cache_folder() if folder is None else folder
+    folder = files.cache_folder("models") if folder is None else folder
     content = hashlib.sha256(repr((FORMAT, asdict(recipe))).encode()).hexdigest()[:12]
-    plain = folder / f"{name}-F32-{seed}-{content}.gguf"
-    if not plain.exists():
-        write_f32(name, seed, plain)
+    plain = _kept(folder, f"{name}-F32-{seed}-{content}", lambda path: _write(recipe, seed, path))
     if type == "F32":
         return plain
-    made = folder / f"{name}-{type}-{seed}-{content}-{library.build.key()}.gguf"
-    if not made.exists():
-        _appear(made, lambda temporary: _quantize(library, recipe, plain, type, temporary))
-    return made
+    made = f"{name}-{type}-{seed}-{content}-{library.build.key()}"
+    return _kept(folder, made, lambda path: _quantize(library, recipe, plain, type, path))
 
 
-def _appear(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it: half a file is never to be seen."""
-    temporary = None
+def _kept(folder: Path, name: str, write: Callable[[Path], None]) -> Path:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".part", dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
-        write(temporary)
-        temporary.replace(path)
+        return files.kept(folder, name, ".gguf", write)
     except OSError as error:
-        raise ModelError(f"cannot write the model {path}: {error.strerror or error}") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        raise _not_written(folder / name, error) from error
+
+
+def _not_written(path: Path, error: OSError) -> ModelError:
+    return ModelError(f"cannot write the model {path}: {error.strerror or error}")
 
 
 def _vocabulary() -> tuple[list[str], list[int]]:

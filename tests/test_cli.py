@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -186,7 +187,7 @@ def test_the_zoo_is_listed_and_a_model_is_written(tmp_path: Path) -> None:
 def test_ctrl_c_ends_quietly(stop: str) -> None:
     words = {"run": ["run", TWO_SLOTS, "--repeat", "1000"], "doctor": ["doctor"]}[stop]
     process = subprocess.Popen(
-        [sys.executable, "-c", "from isolate.cli import main; main()", *words],
+        [sys.executable, "-m", "isolate", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -205,6 +206,62 @@ def test_ctrl_c_ends_quietly(stop: str) -> None:
 def test_a_closed_standard_file_changes_nothing(closed: str) -> None:
     run = f"{sys.executable} -c 'from isolate.cli import main; main()' run {TWO_SLOTS} {closed}"
     assert subprocess.run(["sh", "-c", run], cwd=ROOT, capture_output=True).returncode == 0
+
+
+SLOW_IMPORT = """
+import importlib.abc, sys, time
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "isolate.cli":
+            print("importing", flush=True)
+            time.sleep(30)
+sys.meta_path.insert(0, Slow())
+from isolate.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_commands_are_imported_ends_without_a_word() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_IMPORT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=signals_as_at_a_terminal
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert (process.returncode, errors) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize("words", [["run", str(TWO_SLOTS)], ["--help"]], ids=["run", "help"])
+def test_output_that_nobody_reads_is_no_fault(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-m", "isolate", *words], stdout=writer, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_what_a_case_says_is_no_command_to_the_terminal(tmp_path: Path) -> None:
+    path = failing_case(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"about": "see \x1b[2J\x9b31m\r\u202e this\x07"}))
+    output = isolate("run", path).output
+    assert r"see \x1b[2J\x9b31m \u202e this\x07" in output
+    assert not set(output) & set("\x1b\x9b\r\u202e\x07")
+    refused = isolate("run", tmp_path / "\x1b[2J.json").output
+    assert r"\x1b[2J.json: cannot be read" in refused and "\x1b" not in refused
+
+
+def test_a_gpu_that_is_a_device_without_an_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").symlink_to("/dev/zero")
+    result = isolate("run", TWO_SLOTS, "--target", f"dry:{tmp_path / 'x.json'}")
+    assert result.exit_code == 2 and "x.json: larger than 1 MiB" in result.output
+
+
+def test_a_model_does_not_take_the_place_of_a_device() -> None:
+    result = isolate("model", "llama", "--out", "/dev/full")
+    assert result.exit_code == 2 and "/dev/full: not a file" in result.output
+    assert Path("/dev/full").is_char_device()
 
 
 def test_the_installed_command_is_on_the_path() -> None:

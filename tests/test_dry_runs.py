@@ -146,3 +146,17 @@ def test_what_a_dry_run_cannot_judge_it_says() -> None:
 def test_a_target_that_is_not_there_is_one_sentence(words: list[str], said: str) -> None:
     result = isolate("run", CASES / "two-slots.json", *words)
     assert result.exit_code == 2 and re.search(said, result.stderr.splitlines()[-1]), result.stderr
+
+
+def test_a_context_that_the_device_has_no_room_for_names_the_call(tmp_path: Path) -> None:
+    gpu = {"name": "small", "capability": 90, "processors": 132, "memory_mib": 600}
+    (tmp_path / "small.json").write_text(json.dumps(gpu))
+    case = json.loads((CASES / "two-slots.json").read_text())
+    case["context"]["n_ctx"] = 1 << 20
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    result = isolate("run", tmp_path / "case.json", "--build", BUILD, "--target", f"dry:{tmp_path / 'small.json'}")
+    assert result.exit_code == 2
+    assert re.search(
+        r"made no context with n_ctx 1048576.*failed: cudaMalloc of \d+ bytes returned \S*MemoryAllocation",
+        result.output,
+    )

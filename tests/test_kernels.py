@@ -216,6 +216,16 @@ def test_a_table_is_read_once(tmp_path: Path, cache: Path, monkeypatch: pytest.M
     assert kernels.read(moved) == kernels.Table(str(moved), first.build_id, first.kernels)
 
 
+def test_a_changed_library_is_not_taken_for_the_one_it_was(tmp_path: Path, cache: Path) -> None:
+    """Damage leaves a library's build id and size."""
+    path = library(tmp_path, container([Entry("ptx", 80, ptx({"one_kernel": ""}))]))
+    before = kernels.read(path)
+    path.write_bytes(path.read_bytes().replace(b"one_kernel", b"any_kernel"))
+    after = kernels.read(path)
+    assert before.build_id == after.build_id
+    assert [kernel.name for kernel in (*before.kernels, *after.kernels)] == ["one_kernel", "any_kernel"]
+
+
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, cache: Path) -> None:
     cache.write_text("a file where the folder should be")
     path = library(tmp_path, container([Entry("ptx", 80, ptx({"kernel": ""}))]))

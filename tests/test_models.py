@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from isolate import models
+from isolate import files, models
 from isolate.errors import ModelError
 from isolate.recipes import Tensor
 from isolate.zoo import ZOO
@@ -206,6 +206,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_cache_folder_follows_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
-    assert models.cache_folder() == Path("/elsewhere/isolate/models")
+    assert files.cache_folder("models") == Path("/elsewhere/isolate/models")
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
-    assert models.cache_folder() == Path.home() / ".cache/isolate/models"
+    assert files.cache_folder("models") == Path.home() / ".cache/isolate/models"

@@ -143,6 +143,15 @@ def test_a_build_that_dies_while_loading_is_refused(tmp_path: Path) -> None:
         children.run(TWO_SLOTS)
 
 
+def test_a_sandbox_that_hides_oom_score_adj_is_lived_with(tmp_path: Path) -> None:
+    worker = "from isolate.replay import worker\n"
+    worker += "def refuse(*_):\n    raise PermissionError(13, 'Permission denied')\nworker.Path.write_text = refuse\nworker.main()\n"
+    (tmp_path / "sandboxed_worker.py").write_text(worker)
+    target = Target("cpu", 0, environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    with Supervisor(target=target, worker="sandboxed_worker") as children:
+        assert children.run(cases.read(ROOT / "cases/two-slots.json")).fault is None
+
+
 def test_what_lies_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with an unpacked report may hold anything."""
     for name in ("msgspec", "numpy", "click", "isolate"):

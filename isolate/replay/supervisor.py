@@ -234,7 +234,7 @@ class _Child:
             # Nothing, or what no worker of ours says: the build has the process.
             return self._death(timeout, case)
         if isinstance(reply, protocol.Refused):
-            raise _refusal(reply, self.log_text())
+            raise _refusal(reply, self.log_text(), self._failed_call())
         if isinstance(reply, protocol.Ran) and reply.fault is not None:
             reply.fault = self._located(replace(reply.fault, log=tail(self.log_text())))
         return reply
@@ -297,6 +297,12 @@ class _Child:
         cuda = cuda_fault(ring, fault.step, self.log_text()) if self.hooked and may_be_cuda(fault) else None
         node = last_node(ring) if self.deep and fault.step.kind == "decode" else None
         return replace(cuda or fault, node=node)
+
+    def _failed_call(self) -> str:
+        """The CUDA call that failed first since the last request, in words; "" where none did, or none is seen."""
+        ring = self._ring() if self.hooked else None
+        fault = cuda_fault(ring, StepInFlight(None, "load"), self.log_text()) if ring else None
+        return fault.explanation if fault else ""
 
     def _in_flight(self, ring: Ring | None, case: Case | None) -> StepInFlight:
         kind, number = ring.in_flight() if ring else ("bind", -1)
@@ -365,12 +371,16 @@ def _copy(trace: int, path: Path) -> None:
         raise IsolateError(f"{path}: the trace cannot be written: {error.strerror}") from None
 
 
-def _refusal(reply: protocol.Refused, log: str) -> IsolateError:
-    """The child's error; where the library refused a model or a context, with what it said last."""
+def _refusal(reply: protocol.Refused, log: str, failed_call: str) -> IsolateError:
+    """The child's error; where the library refused a model or a context, with the CUDA call that failed or what it said last."""
     named = getattr(errors, reply.error, IsolateError)
     kind = named if isinstance(named, type) and issubclass(named, IsolateError) else IsolateError
-    said = tail(log, 1) if kind is ModelError else ()
-    refusal: IsolateError = kind(reply.message + (f" (the library said: {said[0].strip()[:300]})" if said else ""))
+    why = ""
+    if kind is ModelError and failed_call:
+        why = f" (the CUDA call that failed: {failed_call})"
+    elif kind is ModelError and (said := tail(log, 1)):
+        why = f" (the library said: {said[0].strip()[:300]})"
+    refusal: IsolateError = kind(reply.message + why)
     return refusal
 
 

@@ -177,7 +177,10 @@ class Worker:
         cpu = None
         if self.setup.gpu_layers and self.models.path is not None:
             cpu = Models(self.library, self.writer, 0)
-            cpu.load(self.models.path)
+            try:
+                cpu.load(self.models.path)
+            except ModelError:
+                cpu = None
         try:
             return beside.explain(engine, fault, oracle.reference.empty, oracle.judge.room, nodes.callback, cpu)
         except Exception as error:

@@ -8,10 +8,13 @@ from typing import Any
 import msgspec
 
 from isolate import case as cases_of
+from isolate import files
 from isolate.case import Case
 from isolate.errors import IsolateError
 from isolate.fault import Fault, Finding
 from isolate.report.json import SCHEMA
+
+MAX_FILE_BYTES = 256 << 20
 
 
 class _Repeats(msgspec.Struct):
@@ -34,7 +37,7 @@ class _Document(msgspec.Struct):
 def read(path: Path) -> list[tuple[Finding, Case]]:
     """The findings of a document that `--json` wrote, each with its case. IsolateError names what is wrong with the file."""
     try:
-        document = msgspec.json.decode(path.read_bytes(), type=_Document)
+        document = msgspec.json.decode(files.read(path, MAX_FILE_BYTES), type=_Document)
     except OSError as error:
         raise IsolateError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

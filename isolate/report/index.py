@@ -32,11 +32,19 @@ def read(folder: Path) -> list[tuple[Path, Finding, Case]]:
         raise IsolateError(f"{folder}: not a folder")
     found = []
     for path in sorted(folder.glob("*.json")):
-        if b'"isolate.findings/' in path.read_bytes()[:4096]:
+        if b'"isolate.findings/' in _beginning(path):
             found += [(path, finding, case) for finding, case in findings.read(path)]
     if not found:
         raise IsolateError(f"{folder}: no file in it holds findings; write some with --json {folder / 'NAME.json'}")
     return sorted(found, key=lambda each: str(each[1].fault.signature))
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(4096)
+    except OSError as error:
+        raise IsolateError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def write(folder: Path, out: Path) -> int:

@@ -9,9 +9,11 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from isolate.search.pin import Result
 from isolate.serve.matrix import Cell, follow
+from isolate.terminal import plain
 
 
 def by_target(cells: Sequence[Cell]) -> Table:
@@ -19,10 +21,7 @@ def by_target(cells: Sequence[Cell]) -> Table:
     rows = list(dict.fromkeys(cell.column for cell in cells))
     columns = list(dict.fromkeys(cell.row for cell in cells))
     at = {(cell.column, cell.row): word(cell) for cell in cells}
-    found = Table("GPU", *columns, box=box.SIMPLE)
-    for row in rows:
-        found.add_row(row, *(at[row, column] for column in columns))
-    return found
+    return _table(["GPU", *columns], [[row, *(at[row, column] for column in columns)] for row in rows])
 
 
 def grid(cells: Sequence[Cell]) -> list[list[str]]:
@@ -46,9 +45,16 @@ def _files(at: dict[str, Cell]) -> str:
 def by_treatment(cells: Sequence[Cell]) -> Table:
     """A row a treatment, for a terminal."""
     heading, *rows = grid(cells)
-    found = Table(*heading, box=box.SIMPLE)
+    return _table(heading, rows)
+
+
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Texts as they are: nothing in them is markup, or a command to the terminal."""
+    found = Table(box=box.SIMPLE)
+    for text in heading:
+        found.add_column(Text(plain(text)))
     for row in rows:
-        found.add_row(*row)
+        found.add_row(*(Text(plain(text)) for text in row))
     return found
 
 

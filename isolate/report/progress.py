@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from isolate.terminal import plain
+
 Item = TypeVar("Item")
 
 
@@ -15,10 +17,11 @@ def watched(results: Iterable[Item], names: Sequence[object]) -> Iterator[Item]:
         yield from results
         return
     from rich.console import Console
+    from rich.text import Text
 
     source = iter(results)
     console = Console(stderr=True)
     for number, name in enumerate(names):
-        with console.status(f"{name} ({number + 1} of {len(names)})"):
+        with console.status(Text(plain(f"{name} ({number + 1} of {len(names)})"))):
             item = next(source)
         yield item

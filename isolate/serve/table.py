@@ -32,6 +32,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from isolate import files
 from isolate.case import MAX_CONTEXT, Case, Check, Model, Pattern, Text
 from isolate.serve.memory import Memory
 from isolate.serve.options import ALIASES, Options, ServeError, options
@@ -113,11 +114,9 @@ class Treatment:
 def read(path: Path) -> list[Treatment]:
     """The treatments of a table. ServeError names the file, the row and the option, and what is allowed."""
     try:
-        data = path.read_bytes()
+        data = files.read(path, MAX_FILE_BYTES)
     except OSError as error:
         raise ServeError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise ServeError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB")
     try:
         table = msgspec.toml.decode(data, type=Table)
     except msgspec.ValidationError as error:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from isolate import files
 from isolate.errors import DeviceError
 from isolate.library.elf import read_elf
 from isolate.trace import kernels
@@ -103,17 +104,18 @@ def configuration(gpus: Sequence[Gpu], libraries: Sequence[Path]) -> Path:
     """
     real = [path.resolve() for path in libraries]
     key = hashlib.blake2b(digest_size=16)
-    for part in (FORMAT, kernels.FORMAT, DRIVER, CONTEXT_MIB, [(str(path), kernels.build_id(path)) for path in real]):
+    for part in (FORMAT, kernels.FORMAT, DRIVER, CONTEXT_MIB, [(str(path), kernels.identity(path)) for path in real]):
         key.update(repr(part).encode())
     key.update(msgspec.msgpack.encode(gpus))
-    path = kernels.cache_folder() / f"{key.hexdigest()}.dry"
-    if not path.is_file():
-        lines = _lines(gpus, [kernels.read(library) for library in real])
-        try:
-            kernels.write_whole(path, "\n".join(lines).encode() + b"\n")
-        except OSError as error:
-            raise DeviceError(f"cannot write {path}, which the dry device reads: {error.strerror or error}") from error
-    return path
+
+    def write(path: Path) -> None:
+        path.write_text("".join(f"{line}\n" for line in _lines(gpus, [kernels.read(library) for library in real])))
+
+    folder = files.cache_folder("kernels")
+    try:
+        return files.kept(folder, key.hexdigest(), ".dry", write)
+    except OSError as error:
+        raise DeviceError(f"cannot write to {folder} what the dry device reads: {error.strerror or error}") from error
 
 
 def registers(kernel: Kernel, code: Code) -> tuple[int, bool]:

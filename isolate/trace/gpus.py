@@ -11,11 +11,14 @@ from pathlib import Path
 
 import msgspec
 
+from isolate import files
 from isolate.errors import DeviceError
 
 #: What a process's context takes of a device's memory before anything is allocated. Measured on an H200 with driver 580;
 #: for others it is an assumption.
 CONTEXT_MIB = 527
+#: Of a file that describes a GPU.
+MAX_FILE_BYTES = 1 << 20
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,7 +125,7 @@ def text(capability: int) -> str:
 
 def _read(path: Path) -> Gpu:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Gpu)
+        return msgspec.json.decode(files.read(path, MAX_FILE_BYTES), type=Gpu)
     except OSError as error:
         raise DeviceError(f"cannot read {path}: {error.strerror or error}") from error
     except (msgspec.DecodeError, ValueError) as error:

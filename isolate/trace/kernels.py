@@ -6,7 +6,7 @@
         if code is not None:
             print(kernel.name, code, code.bounds.most_threads)
 
-Nothing is loaded or executed, so any process may do this. Tables are cached by the library's build id.
+Nothing is loaded or executed, so any process may do this. Tables are cached by the library's build id, size and time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import mmap
-import os
-import tempfile
 from pathlib import Path
 
 import msgspec
 
+from isolate import files
 from isolate.errors import BuildError
 from isolate.library.elf import ElfError, read_elf
 from isolate.trace import cubin, fatbin, ptx
@@ -94,16 +93,25 @@ def read(library: Path) -> Table:
 
     BuildError where the file cannot be read, is damaged, or would unpack to more than is allowed.
     """
-    identity = build_id(library)
-    kept = cache_folder() / f"{identity}-{FORMAT}.msgpack"
-    found = _kept(kept)
+    name = f"{identity(library)}-{FORMAT}.msgpack"
+    found = _kept(files.cache_folder("kernels") / name)
     if found is None:
         try:
             found = _parse(library)
         except OSError as error:
             raise _unreadable(library, error) from error
-        _keep(kept, found)
-    return Table(str(library), identity, found)
+        _keep(name, found)
+    return Table(str(library), build_id(library), found)
+
+
+def identity(library: Path) -> str:
+    """What a cache knows a library by; its build id alone is also that of a damaged copy. BuildError as `build_id`."""
+    found = build_id(library)
+    try:
+        state = library.stat()
+    except OSError as error:
+        raise _unreadable(library, error) from error
+    return f"{found}-{state.st_size:x}-{state.st_mtime_ns:x}"
 
 
 def build_id(library: Path) -> str:
@@ -148,13 +156,6 @@ def _parse(library: Path) -> tuple[Kernel, ...]:
     return tuple(Kernel(name, container, tuple(versions)) for (container, name), versions in codes.items())
 
 
-def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/isolate/kernels, by default below ~/.cache."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    # the XDG specification: a relative path is to be ignored
-    return (Path(home) if home.startswith("/") else Path.home() / ".cache") / "isolate" / "kernels"
-
-
 def _kept(path: Path) -> tuple[Kernel, ...] | None:
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=tuple[Kernel, ...])
@@ -163,20 +164,13 @@ def _kept(path: Path) -> tuple[Kernel, ...] | None:
         return None
 
 
-def _keep(path: Path, kernels: tuple[Kernel, ...]) -> None:
+def _keep(name: str, kernels: tuple[Kernel, ...]) -> None:
+    def write(path: Path) -> str:
+        path.write_bytes(msgspec.msgpack.encode(kernels))
+        return name
+
     # A cache that cannot be written costs time, nothing else.
+    folder = files.cache_folder("kernels")
     with contextlib.suppress(OSError):
-        write_whole(path, msgspec.msgpack.encode(kernels))
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Make a file appear with all of its content, whatever else happens meanwhile. OSError where it cannot be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        files.appear(folder, write)
