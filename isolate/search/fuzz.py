@@ -37,6 +37,8 @@ CACHES: tuple[tuple[tuple[str, str, str], float], ...] = (
 )
 #: Types of weights, and how often.
 WEIGHTS = (("F32", 16), ("Q8_0", 1), ("Q4_0", 1), ("Q3_K", 1), ("F16", 1))
+#: Models whose recurrent state can be taken back by snapshots (llm_arch_supports_rs_rollback of llama.cpp 0.3.36's).
+SNAPSHOTS = frozenset({"qwen35moe", "lfm2"})
 Way = Literal["free", "served"]
 
 
@@ -56,6 +58,8 @@ class Space:
     steps: tuple[int, int] = (4, 40)
     #: states on the device may be taken
     on_device: bool = False
+    #: the build keeps snapshots of recurrent states
+    snapshots: bool = False
 
     def recipes(self) -> list[Recipe]:
         """The zoo models to choose from. IsolateError where there are none."""
@@ -103,6 +107,8 @@ def ground(chance: Random, space: Space) -> Ground:
         n_ctx=cells, n_batch=batch, n_ubatch=min(ubatch, batch), n_seq_max=slots, type_k=type_k, type_v=type_v,
         flash_attn_type=flash, kv_unified=unified, swa_full=chance.random() < 0.5,
     )  # fmt: skip
+    if space.snapshots and recipe.name in SNAPSHOTS and chance.random() < 0.4:
+        context = replace(context, n_rs_seq=chance.choice((1, 2, 4, 8)))
     return Ground(model, context)
 
 

@@ -14,6 +14,7 @@ from random import Random
 
 import numpy as np
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from isolate.case import (
     Checkpoint,
@@ -73,6 +74,8 @@ class Generator:
         self.states: dict[str, State] = {}
         self.scripts: dict[int, int] = {}
         self.named = 0
+        #: tokens of a slot that a snapshot can take back: a server takes back the end of what it just decoded
+        self.fresh: dict[int, int] = {}
         #: cells that belong to two slots are counted once by the library, so its room is not known exactly
         self.shared = False
         self.slots = range(context.n_seq_max)
@@ -110,6 +113,7 @@ class Generator:
                 if code:
                     self.ends = ends_after(self.ends, step)
         self.reference.after(step, Result(code, fed, slot=slot))
+        self.fresh = {run.slot: len(run.tokens) - 1 for run in fed} if code == 0 else {}
         self.shared |= isinstance(step, SeqCp)
 
     def _tokens(self, run: Run) -> list[int]:
@@ -153,6 +157,8 @@ class Generator:
             (self.save, 5),
             (self.load, 7),
             (self.remove_tail, 5),
+            (self.remove_middle, 0.7 if recipe.partial_removal else 0),
+            (self.take_back, 6 if self.context.n_rs_seq is not UNSET else 0),
             (self.remove_nothing, 2),
             (self.remove_slot, 4),
             (self.remove_every_slot, 0.3),
@@ -237,6 +243,22 @@ class Generator:
             wanted[slot] = self.length()
         order = self.chance.sample(list(wanted), len(wanted))
         self._decode({slot: wanted[slot] for slot in order})
+        last = self.steps[-1]
+        if isinstance(last, Decode) and len(last.batch) > 1 and self.chance.random() < 0.1:
+            self._divide(last)
+
+    def _divide(self, decode: Decode) -> None:
+        """The longest run of a batch in two parts, with the others between them."""
+        longest = max(decode.batch, key=lambda run: run.count())
+        if longest.count() < 2 or not isinstance(longest.tokens, Pattern):
+            return
+        cut = self.chance.randint(1, longest.count() - 1)
+        first, count = longest.tokens.first, longest.tokens.count
+        begins = replace(longest.tokens, count=cut)
+        goes_on = replace(longest.tokens, count=count - cut, first=(first + STRIDE * cut) % MODULO)
+        others = [run for run in decode.batch if run is not longest]
+        batch = [replace(longest, tokens=begins, logits="none"), *others, replace(longest, tokens=goes_on)]
+        self.steps[-1] = replace(decode, batch=batch)
 
     def decode_singles(self) -> None:
         """One token of each of several slots."""
@@ -352,7 +374,8 @@ class Generator:
         held, end = self._held(slot), self.ends.get(slot, 0)
         count = min(len(held.positions), self.chance.choice((1, 2, 3, 5, self.length())))
         if not self.recipe.partial_removal:
-            if 0 < count < len(held.positions) and not held.doubt and self.chance.random() < 0.3:
+            refused = self.context.n_rs_seq is UNSET and not held.doubt and 0 < count < len(held.positions)
+            if refused and self.chance.random() < 0.3:
                 self.add(SeqRm(slot=slot, p0=end - count, returns=False))
                 return None
             return self.go_back()
@@ -360,6 +383,28 @@ class Generator:
         if self.chance.random() < 0.6:
             self.scripts[slot] = self.chance.randrange(SCRIPTS)
         return None
+
+    def remove_middle(self) -> None:
+        """A part in the middle: what follows keeps its positions."""
+        long = [slot for slot in self._used() if len(self._held(slot).positions) > 3 and not self._held(slot).doubt]
+        if not long:
+            return self.decode_one_prompt()
+        slot = self.chance.choice(long)
+        first, last = min(self._held(slot).positions), self.ends[slot] - 1
+        p0 = self.chance.randint(first, last - 2)
+        self.add(SeqRm(slot=slot, p0=p0, p1=self.chance.randint(p0 + 1, last - 1)))
+        return None
+
+    def take_back(self) -> None:
+        """What a server does with a draft: several tokens are decoded, those that were guessed wrong are taken back."""
+        slot = self._slot()
+        snapshots = int(self.context.n_rs_seq) if self.context.n_rs_seq is not UNSET else 0
+        before = self.ends.get(slot, 0)
+        self._decode({slot: self.chance.randint(2, snapshots + 1)})
+        count = min(snapshots, self.fresh.get(slot, 0))
+        if count > 0 and self.ends.get(slot, 0) > before and not self._held(slot).doubt:
+            self.add(SeqRm(slot=slot, p0=self.ends[slot] - self.chance.randint(1, count)))
+            self.scripts[slot] = self.chance.randrange(SCRIPTS)
 
     def remove_nothing(self) -> None:
         """What a server calls before each prompt: beyond the end there is nothing to remove."""
@@ -419,14 +464,18 @@ class Generator:
         self.scripts[into] = self.chance.choice((self.scripts.get(slot, 0), self.chance.randrange(SCRIPTS)))
 
     def copy_part(self) -> None:
-        """The beginning of a slot also belongs to another, which was emptied."""
+        """The beginning of a slot also belongs to another, which was emptied; or its end."""
         pair = self._pair()
         if pair is None or self.ends.get(pair[0], 0) < 2:
             return self.decode_one_prompt()
         slot, into = pair
         if self._held(into) != Slot():
             self.add(SeqRm(slot=into))
-        self.add(SeqCp(slot=slot, into=into, p0=0, p1=self.chance.randint(1, self.ends[slot] - 1)))
+        middle = self.chance.randint(1, self.ends[slot] - 1)
+        if self.chance.random() < 0.2 and self.recipe.partial_removal and self.context.kv_unified:
+            self.add(SeqCp(slot=slot, into=into, p0=middle))
+        else:
+            self.add(SeqCp(slot=slot, into=into, p0=0, p1=middle))
 
     def keep_one(self) -> None:
         """Every other slot is emptied."""

@@ -11,7 +11,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +68,13 @@ class Minimized:
     others: tuple[tuple[Case, Fault], ...]
 
 
-def minimize(job: Job, settings: Settings, limits: Limits) -> Minimized:
-    """The smallest case found that still has the fault of `job`. IsolateError where it has none, or is not usable."""
+def minimize(
+    job: Job, settings: Settings, limits: Limits, avoid: Callable[[Case], bool] = lambda case: False
+) -> Minimized:
+    """The smallest case found that still has the fault of `job`. IsolateError where it has none, or is not usable.
+
+    Cases to `avoid` are not tried: another fault with the same signature that is known to lie there.
+    """
     started = time.monotonic()
     asked = [name for name in CHECKS if name in {*job.case.checks(), *settings.check}]
     start = msgspec.structs.replace(job.case, check=asked)
@@ -81,7 +86,7 @@ def minimize(job: Job, settings: Settings, limits: Limits) -> Minimized:
         trail = [start]
 
         def interesting(case: Case) -> bool:
-            return still_comes(replays.rate, lambda: replays.signature(case) == replays.wanted)
+            return not avoid(case) and still_comes(replays.rate, lambda: replays.signature(case) == replays.wanted)
 
         reducer = Reducer(_ended(start, fault), interesting, passes.size, passes.content, limits.jobs)
         if reducer.best != start:

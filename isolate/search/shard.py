@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -239,9 +239,14 @@ class _Runner:
             find_target(plan.target, plan.build, plan.include), plan.build, plan.include, timeout=plan.timeout,
             worker=plan.worker,
         )  # fmt: skip
+        at_its_end = replace(fault, step=replace(fault.step, index=None))
         seconds = None if self.until == math.inf else max(0.0, self.until + LAST_SECONDS - time.time())
         try:
-            least = minimize(pin.Job(case, Path(), ""), settings, Limits(replays=plan.replays, seconds=seconds))
+            least = minimize(
+                pin.Job(case, Path(), ""), settings, Limits(replays=plan.replays, seconds=seconds),
+                # Else most end at the known finding that is the smallest.
+                avoid=lambda candidate: recognized(self.known, candidate, at_its_end) is not None,
+            )  # fmt: skip
         except IsolateError:
             return Found(case, fault, 0, 1, confirmed=False)
         finally:
