@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from pathlib import Path
+from functools import cache
 
 from isolate.case import Step
 from isolate.fault import Fault
@@ -20,7 +20,6 @@ from isolate.replay.series import Sample
 #: GGML_BACKEND_DEVICE_TYPE_GPU (ggml-backend.h).
 _GPU = 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_STATM = Path("/proc/self/statm")
 
 
 class _Counts(ctypes.Structure):
@@ -85,7 +84,7 @@ class Counters:
             "ubatches": counts.computations,
             "launches": counts.launches,
             "graph launches": counts.graph_launches,
-            "resident bytes": int(_STATM.read_text().split()[1]) * _PAGE,
+            "resident bytes": _resident(),
         }
         if self._devices:
             now |= {"CUDA graphs": counts.graphs, "allocations": counts.allocations, "allocated bytes": counts.bytes}
@@ -104,3 +103,15 @@ class Counters:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.engine.library.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
         return free.value
+
+
+@cache
+def _statm() -> int:
+    """Opened once: it is read twice a step."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _resident() -> int:
+    """Memory of this process alone that is resident: not what it shares or maps from files, as the trace it writes."""
+    _, resident, shared, *_ = os.pread(_statm(), 128, 0).split()
+    return (int(resident) - int(shared)) * _PAGE
