@@ -127,7 +127,7 @@ def test_a_kernel_that_computes_wrongly(planted: Supervisor) -> None:
 def test_a_row_that_is_handed_out_for_another(planted: Supervisor) -> None:
     found = fault(planted, "row", "llama")
     assert found.evidence["begins"]["cause"] == "row"
-    assert found.evidence["begins"]["handed_out"] == "a row of another slot"
+    assert found.evidence["begins"]["handed_out"] == "those of another slot"
     assert "no graph node differs" in found.explanation
     assert found.node is None
 

@@ -84,10 +84,18 @@ def judge(mine: Side, alone: Side, position: int, cache: str) -> Cause | None:
 
 
 def _places(alone: Side, right: Attention, position: int) -> list[int]:
-    """The positions of the cells that the slot alone attends: a new context fills its cells in order."""
+    """The positions of the cells that the slot alone attends: the newest, in the order of its cells."""
     count = int(right.attended.sum())
-    earlier = [at for cache in alone.held or ((),) for at in sorted(set(cache)) if at <= position]
-    return earlier[-count:] if len(earlier) >= count else [-1] * count
+    should, *stored = alone.held or ((),)
+    newest = sorted({at for at in should if at <= position})[-count:]
+    if len(newest) < count:
+        return [-1] * count
+    for cache in stored:
+        places = [at for at in cache if at in newest]
+        if len(places) == count:
+            return places
+    # a state that does not say: a new context fills its cells in order
+    return newest
 
 
 def _told(
@@ -111,10 +119,12 @@ def _told(
     told = f"its row attends {count} cells, {len(places)} when alone"
     there = [place for place, yes in zip(places, found, strict=True) if yes]
     own = [_own(places, there, cache, position) for cache in held or (None,)]
+    # cells that hold nothing of what is right
+    free = attended & ~np.any(both[found], axis=0)
     missing = {
         "hidden": ~found & both.any(axis=1),
-        "other_keys": ~found & (values & attended).any(axis=1),
-        "other_values": ~found & (keys & attended).any(axis=1),
+        "other_keys": ~found & (values & free).any(axis=1),
+        "other_values": ~found & (keys & free).any(axis=1),
     }
     which = {name: [places[int(at)] for at in np.flatnonzero(chosen)] for name, chosen in missing.items()}
     lost = [place for place, yes in zip(places, found, strict=True) if not yes]

@@ -100,12 +100,12 @@ def _begins(recordings: Recordings, fault: Fault, cpu: Models | None) -> Fault:
     if not case.graphs:
         return without(fault, "the graph does not begin with token ids")
     wrong_row = cause.handed_out(case, recordings.number)
-    if wrong_row is not None:
+    alone = recordings.alone(case)
+    first = _first(case, alone, _noise(recordings, case, alone), fault.evidence.get("nmse"))
+    if first is None and wrong_row is not None:
         said = f"{fault.explanation}; no graph node differs: {wrong_row.said}"
         begins = {"cause": wrong_row.kind, **wrong_row.evidence}
         return replace(fault, explanation=said, evidence={**fault.evidence, "begins": begins})
-    alone = recordings.alone(case)
-    first = _first(case, alone, _noise(recordings, case, alone), fault.evidence.get("nmse"))
     if first is None:
         left = sum(graph.left for graph in case.graphs)
         some = f" ({left} were too large to be kept)" if left else ""
@@ -113,6 +113,8 @@ def _begins(recordings: Recordings, fault: Fault, cpu: Models | None) -> Fault:
     why = _why(recordings, case, alone, first)
     begins = {"cause": why.kind, **_numbers(case, first, recordings.number), "inputs": why.evidence}
     said = _said(case, first, recordings.number, why)
+    if wrong_row is not None:
+        said += f"; also {wrong_row.said}"
     if cpu is not None:
         begins["cpu"] = _on_cpu(recordings, case, alone, first, cpu)
         said += f"; {begins['cpu'].pop('said')}"

@@ -89,7 +89,7 @@ def handed_out(case: Run, number: int) -> Cause | None:
                 continue
             rows = _results(graph)
             if graph.named(LAST) is None:
-                said = "its graph computes no logits, so those handed out are none of it"
+                said = "its graph computes no logits, and yet some were handed out"
                 return Cause("row", said, {"position": row.position})
             if rows is None:
                 continue
@@ -106,7 +106,7 @@ def _results(graph: Graph) -> Values | None:
 
 
 def _other_row(case: Run, position: int, logits: Values, nmse: float) -> Cause:
-    whose = "no row that it computed"
+    whose = "none of its rows"
     for graph, ubatch in zip(case.graphs, case.ubatches, strict=True):
         rows = _results(graph)
         if rows is None:
@@ -114,8 +114,8 @@ def _other_row(case: Run, position: int, logits: Values, nmse: float) -> Cause:
         same = np.flatnonzero((rows == logits).all(axis=1))
         if len(same):
             place = dict(zip(ubatch.rows, ubatch.positions, strict=True)).get(ubatch.outputs[int(same[0])])
-            whose = "a row of another slot" if place is None else f"the row of its position {place}"
-    said = f"the graph computed the right logits for position {position}, and {whose} was handed out"
+            whose = "those of another slot" if place is None else f"those of its position {place}"
+    said = f"the logits computed for position {position} are not those handed out, which are {whose}"
     return Cause("row", said, {"position": position, "nmse": nmse, "handed_out": whose})
 
 

@@ -7,7 +7,7 @@ What cannot be read to the last byte as that is given back whole, to be compared
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -26,6 +26,8 @@ class State:
     #: for each cache: positions, and the bytes of every row sorted like them
     caches: tuple[tuple[tuple[int, ...], bytes], ...]
     rest: bytes
+    #: for each cache: positions in the order of its cells, which says nothing about what is held
+    stored: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -44,6 +46,7 @@ def read(data: bytes, caches: int, recurrent: bool) -> State | None:
         cursor = _Cursor(data, header)
         try:
             found = tuple(_cache(cursor, extra, values) for _ in range(caches))
+            in_order = tuple((positions, content) for positions, content, _ in found)
             rest = data[cursor.at :]
             if recurrent:
                 _check_recurrent(_Cursor(rest, 0))
@@ -51,7 +54,7 @@ def read(data: bytes, caches: int, recurrent: bool) -> State | None:
                 continue
         except (struct.error, ValueError):
             continue
-        return State(found, rest)
+        return State(in_order, rest, tuple(stored for _, _, stored in found))
     return None
 
 
@@ -91,8 +94,9 @@ class _Cursor:
         return np.frombuffer(self.data, np.uint8, size, self.at - size).reshape(shape)
 
 
-def _cache(cursor: _Cursor, extra: int, values: bool) -> tuple[tuple[int, ...], bytes]:
+def _cache(cursor: _Cursor, extra: int, values: bool) -> tuple[tuple[int, ...], bytes, tuple[int, ...]]:
     positions: list[int] = []
+    stored: list[int] = []
     rows: list[bytes] = []
     for _ in range(cursor.count()):
         cells = cursor.count()
@@ -109,6 +113,7 @@ def _cache(cursor: _Cursor, extra: int, values: bool) -> tuple[tuple[int, ...], 
         order = np.argsort(places, kind="stable")
         rows[-cells:] = [rows[len(rows) - cells + index] for index in order]
         positions += sorted(places)
+        stored += places
         transposed, layers = cursor.count(), cursor.count()
         for part in range(2 if values else 1):
             for _ in range(layers):
@@ -119,4 +124,4 @@ def _cache(cursor: _Cursor, extra: int, values: bool) -> tuple[tuple[int, ...], 
                 else:
                     table = cursor.array(cells, cursor.count("Q"))[order]
                 rows.append(kind.to_bytes(4, "little", signed=True) + table.tobytes())
-    return tuple(positions), b"".join(rows)
+    return tuple(positions), b"".join(rows), tuple(stored)

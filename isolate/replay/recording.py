@@ -35,7 +35,8 @@ class Run:
     ubatches: list[Ubatch]
     #: rows of logits as they were handed out, and which they are
     logits: list[tuple[Row, Values]]
-    #: the slot's positions in each cache of cells once the decode was done; None where its state cannot be read
+    #: the slot's positions in each cache, in the order of its cells, once the decode was done; None where its state cannot be
+    #: read. Of the slot alone first those it should have, then these.
     held: tuple[tuple[int, ...], ...] | None
 
 
@@ -128,6 +129,7 @@ class Recordings:
                 tokens, start = last.tokens[run.start : run.stop], last.positions[run.start]
                 single.decode(tokens, start, set(ubatch.output_positions))
             graphs = recorder.taken()
+            kept = held(self.library, single.context, 0, self.reference().kind)
         finally:
             single.close()
         if len(graphs) != len(wide):
@@ -139,7 +141,7 @@ class Recordings:
                 raise NotAlone("its graphs do not begin with token ids")
             count = len(ubatch.rows)
             ubatches.append(replace(found, rows=found.rows[-count:], positions=found.positions[-count:]))
-        return Run(graphs, ubatches, [], (self.slot.positions,))
+        return Run(graphs, ubatches, [], (self.slot.positions, *(kept or ())))
 
     def widest(self, case: Run, most: int) -> int:
         """Tokens, at most so many, that can be decoded together with the slot's first ones of the case's decode."""
@@ -172,12 +174,12 @@ class Recordings:
 
 
 def held(library: Library, context: int, slot: int, kind: Kind) -> tuple[tuple[int, ...], ...] | None:
-    """The positions of a slot in each cache of cells, by its state; None where the state cannot be read."""
+    """The positions of a slot in each cache, in the order of its cells, by its state; None where that cannot be read."""
     caches = {"attention": 1, "window": 2, "hybrid": 1}.get(kind, 0)
     data = ctypes.create_string_buffer(max(1, library.llama_state_seq_get_size(context, slot)))
     moved = library.llama_state_seq_get_data(context, data, len(data), slot)
     state = cells.read(data.raw[:moved], caches, kind == "hybrid") if caches else None
-    return None if state is None else tuple(positions for positions, _ in state.caches)
+    return None if state is None else state.stored
 
 
 def small(count: int) -> tuple[int, ...]:

@@ -253,9 +253,11 @@ def distances(mine: Values, theirs: Values) -> Values:
     """NMSE of each row from the other's; the largest number where either is not finite."""
     one, other = theirs.astype(np.float64), mine.astype(np.float64)
     with np.errstate(all="ignore"):
-        power = np.einsum("ij,ij->i", one, one)
+        power, own = np.einsum("ij,ij->i", one, one), np.einsum("ij,ij->i", other, other)
         error = one - other
-        found = np.einsum("ij,ij->i", error, error) / np.maximum(power, np.finfo(np.float32).tiny)
+        # what should be all zeros is off by all that it is
+        power = np.where(power > 0, power, own)
+        found = np.einsum("ij,ij->i", error, error) / np.where(power == 0, 1.0, power)
     return np.where(np.isfinite(found), found, np.finfo(np.float32).max).astype(np.float32)
 
 
