@@ -160,12 +160,16 @@ def _leak(samples: Sequence[Sample], rounds: Rounds, name: str) -> Fault:
     assert fill is not None
     climb = (last.held[name] - ends[0].held[name]) // (len(ends) - 1)
     steps = f"{rounds.length} step{'s' if rounds.length > 1 else ''}"
+    by = f"{climb} bytes" if name.endswith("bytes") else f"{climb}"
+    cell = _bytes_a_cell(samples) if name == "state bytes" else 0
+    if cell and climb % cell == 0:
+        by += f" ({climb // cell} cell{'s' if climb > cell else ''})"
     said = (
-        f"{_TOLD[name]} by {climb}{' bytes' if name.endswith('bytes') else ''} a round, over {rounds.count} equal rounds "
+        f"{_TOLD[name]} by {by} a round, over {rounds.count} equal rounds "
         f"of {steps} from step {samples[rounds.start].index} on, after each of which the slots should hold the same"
     )
     evidence = {
-        "cells": list(fill.cells),
+        "cells_by_slot": {str(slot): cells for slot, cells in enumerate(fill.cells) if cells},
         "after_each_round": {key: [end.held[key] for end in ends] for key in ends[0].held},
     }
     return _fault("leak", last, name, said, evidence)

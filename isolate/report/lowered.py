@@ -30,7 +30,7 @@ from isolate.case import (
 from isolate.errors import IsolateError
 from isolate.fault import Fault, Finding
 from isolate.replay import again
-from isolate.steps import ends_after
+from isolate.steps import JUDGED_BY, ends_after
 
 FLAGS = {"partial_only": 1, "on_device": 2}
 Settings = dict[str, int | float | bool | str]
@@ -76,6 +76,8 @@ def calls(case: Case, fault: Fault) -> Iterator[Call]:
     """The steps up to the one that fails, then what shows that it did. IsolateError where a program cannot show it."""
     if fault.kind == "engine":
         raise IsolateError("isolate itself failed: there is no fault of the library that a program could show")
+    if JUDGED_BY.get(fault.kind) == "counters":
+        raise IsolateError("what a run uses is counted beside it, not by the program itself: export it as pytest")
     if fault.step.kind == "check":
         raise IsolateError("the library died in a comparison that an oracle made, not in a step: export it as pytest")
     steps = case.steps

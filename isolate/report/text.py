@@ -13,6 +13,8 @@ from isolate.search.pin import Result, wanted
 from isolate.trace.record import ATTRIBUTES
 
 LABEL = 12
+#: Numbers shown of a series.
+SERIES = 8
 #: Evidence that the lines above it say already, or that is for a program.
 NOT_SHOWN = frozenset({"exact", "launches", "slot", "position", "again"})
 #: Attributes of a launch that belong to its kernel; the device's limits stay in the JSON.
@@ -107,6 +109,10 @@ def _launch(launch: Launch) -> str:
 
 
 def _number(value: object) -> str:
+    if isinstance(value, list) and len(value) > SERIES:
+        value = [*value[: SERIES // 2], "...", *value[-SERIES // 2 :]]
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
