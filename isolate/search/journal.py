@@ -53,21 +53,17 @@ class Folder:
 
     def begin(self, plan: Plan, build: str, known: list[Known]) -> None:
         """Write what the campaign is. IsolateError where the folder holds another one."""
-        header = {
-            "schema": FORMAT,
-            "plan": msgspec.to_builtins(plan),
-            "build": build,
-            "known": [each.name for each in known],
-        }
+        names = [each.name for each in known]
+        header = msgspec.json.encode({"schema": FORMAT, "plan": plan, "build": build, "known": names})
         path = self.place / "campaign.json"
         if not path.exists():
-            self._write(path, msgspec.json.format(msgspec.json.encode(header)) + b"\n")
+            self._write(path, msgspec.json.format(header) + b"\n")
             return
         try:
             there = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             raise IsolateError(f"{path}: not a campaign that `isolate fuzz` began; give --out another folder") from None
-        other = list(_other(there, msgspec.to_builtins(header)))
+        other = list(_other(there, msgspec.json.decode(header)))
         if other:
             raise IsolateError(
                 f"{self.place}: holds a campaign with other settings ({', '.join(other)}); repeat those to go on with it, or "
