@@ -108,7 +108,8 @@ def ground(chance: Random, space: Space) -> Ground:
         flash_attn_type=flash, kv_unified=unified, swa_full=chance.random() < 0.5,
     )  # fmt: skip
     if space.snapshots and recipe.name in SNAPSHOTS and chance.random() < 0.4:
-        context = replace(context, n_rs_seq=chance.choice((1, 2, 4, 8)))
+        # An ubatch has to hold more tokens than there are snapshots.
+        context = replace(context, n_rs_seq=min(chance.choice((1, 2, 4, 8)), max(1, context.n_ubatch - 2)))
     return Ground(model, context)
 
 
