@@ -155,7 +155,12 @@ def _space(
     kinds = described["kv_types"]
     assert isinstance(kinds, list)
     turbo = tuple(sorted(kind for kind in kinds if str(kind).startswith("turbo")))
-    space = Space(slots, memory, tuple(name for name, _, _ in named), weights, turbo)
+    flags, calls = described["state_flags"], described["calls"]
+    assert isinstance(flags, dict) and isinstance(calls, dict)
+    space = Space(
+        slots, memory, tuple(name for name, _, _ in named), weights, turbo, on_device="on_device" in flags,
+        snapshots=calls["snapshots of recurrent state"], process=calls["decode by llama_process and llama_batch_ext"],
+    )  # fmt: skip
     space.recipes()
     return space
 

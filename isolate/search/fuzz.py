@@ -60,6 +60,8 @@ class Space:
     on_device: bool = False
     #: the build keeps snapshots of recurrent states
     snapshots: bool = False
+    #: the build can decode through llama_batch_ext
+    process: bool = False
 
     def recipes(self) -> list[Recipe]:
         """The zoo models to choose from. IsolateError where there are none."""
@@ -82,6 +84,7 @@ class Ground:
 
     model: Model
     context: Context
+    api: Literal["llama_decode", "llama_process"] = "llama_decode"
 
     @property
     def recipe(self) -> Recipe:
@@ -110,13 +113,13 @@ def ground(chance: Random, space: Space) -> Ground:
     if space.snapshots and recipe.name in SNAPSHOTS and chance.random() < 0.4:
         # An ubatch has to hold more tokens than there are snapshots.
         context = replace(context, n_rs_seq=min(chance.choice((1, 2, 4, 8)), max(1, context.n_ubatch - 2)))
-    return Ground(model, context)
+    return Ground(model, context, "llama_process" if space.process and chance.random() < 0.1 else "llama_decode")
 
 
 def generated(chance: Random, ground: Ground, space: Space, way: Way = "free") -> Case:
     """One case on this ground, every oracle on."""
     if way == "served":
-        return served(chance, ground.model, ground.context)
+        return replace(served(chance, ground.model, ground.context), api=ground.api)
     generator = Generator(chance, ground.recipe, ground.context, space.on_device)
     generator.grow(chance.randint(*space.steps))
     return case_of(ground, generator.steps)
@@ -135,7 +138,7 @@ def changed(chance: Random, case: Case, space: Space) -> Case:
     context = case.context
     if chance.random() < 0.25:
         context = replace(context, n_ubatch=min(context.n_batch, chance.choice((8, 16, 32, 64))))
-    at = Ground(case.model, context)
+    at = Ground(case.model, context, case.api)
     generator = Generator(chance, at.recipe, context, space.on_device)
     for step in kept:
         generator.add(step)

@@ -183,8 +183,12 @@ class _Runner:
         going_on = plan.guided and not plan.hostile and self.kept and chance.random() < GUIDED_SHARES
         if going_on:
             first = chance.choice(self.kept)
-            here = Ground(first.model, first.context)
-            from_here = [case for case in self.kept if (case.model, case.context) == (first.model, first.context)]
+            here = Ground(first.model, first.context, first.api)
+            from_here = [
+                case
+                for case in self.kept
+                if (case.model, case.context, case.api) == (first.model, first.context, first.api)
+            ]
         else:
             here = ground(chance, plan.space)
             from_here = []
