@@ -128,6 +128,9 @@ def _told(
     }
     which = {name: [places[int(at)] for at in np.flatnonzero(chosen)] for name, chosen in missing.items()}
     lost = [place for place, yes in zip(places, found, strict=True) if not yes]
+    if held is None and count != len(places):
+        said = f"{told}; whether cells are gone or hidden, too many or another's, this build's state does not tell"
+        return Cause("unknown", said, evidence | {"not_attended": lost})
     if not any(count in possible for possible in own):
         hidden = [place for place in which["hidden"] if held is None or any(place in cache for cache in held)]
         extra = count - len(there)

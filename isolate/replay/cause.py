@@ -17,6 +17,8 @@ from isolate.trace.tensors import LAST, Graph, Seen, Tensor, Values
 
 Kind = Literal["cell", "mask", "position", "token", "state", "row", "kernel", "unknown"]
 
+#: Weights that make logits of a model's last layer.
+_OUTPUT = frozenset({"output.weight", "token_embd.weight"})
 _SAME_STATE = 1e-6
 CELLS = ("cache_k", "cache_v")
 _STATES = ("cache_r", "cache_s")
@@ -87,10 +89,12 @@ def handed_out(case: Run, number: int) -> Cause | None:
         for graph, ubatch in zip(case.graphs, case.ubatches, strict=True):
             if row.position not in ubatch.output_positions:
                 continue
-            rows = _results(graph)
-            if graph.named(LAST) is None:
-                said = "its graph computes no logits, and yet some were handed out"
-                return Cause("row", said, {"position": row.position})
+            seen = _result(graph)
+            if seen is None:
+                return Cause(
+                    "row", "its graph computes no logits, and yet some were handed out", {"position": row.position}
+                )
+            rows = _rows(seen)
             if rows is None:
                 continue
             right = rows[ubatch.outputs.index(ubatch.rows[ubatch.positions.index(row.position)])]
@@ -99,16 +103,22 @@ def handed_out(case: Run, number: int) -> Cause | None:
     return None
 
 
-def _results(graph: Graph) -> Values | None:
-    """The rows of logits that a graph computed; None where it has none, or they were not kept."""
-    seen = graph.named(LAST)
+def _result(graph: Graph) -> Seen | None:
+    """The node that computes logits, by its name or, for some models, by its weights; None where a graph has none."""
+    by_weights = (
+        seen for seen in reversed(graph.nodes) if _OUTPUT.intersection(_names(seen)) and seen.tensor.op == "MUL_MAT"
+    )
+    return graph.named(LAST) or next(by_weights, None)
+
+
+def _rows(seen: Seen | None) -> Values | None:
     return None if seen is None or seen.values is None else seen.values.reshape(seen.values.shape[0], -1).T
 
 
 def _other_row(case: Run, position: int, logits: Values, nmse: float) -> Cause:
     whose = "none of its rows"
     for graph, ubatch in zip(case.graphs, case.ubatches, strict=True):
-        rows = _results(graph)
+        rows = _rows(_result(graph))
         if rows is None:
             continue
         same = np.flatnonzero((rows == logits).all(axis=1))
