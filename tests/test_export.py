@@ -26,6 +26,8 @@ from tests.conftest import ROOT
 from tests.test_cases import FAULTY, name
 
 COMPILER = os.environ.get("CXX", "g++")
+#: Its fault is in counts that a program does not take.
+SLOW = ROOT / "cases/cuda/r21-gap-between-busy-slots.json"
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +102,7 @@ def ends_like(finding: dict[str, Any], ended: subprocess.CompletedProcess[str]) 
 
 
 @pytest.mark.parametrize("form", ["cpp", "python"])
-@pytest.mark.parametrize("path", [pytest.param(path, id=name(path)) for path in FAULTY])
+@pytest.mark.parametrize("path", [pytest.param(path, id=name(path)) for path in FAULTY if path != SLOW])
 def test_a_program_ends_as_the_finding_does(path: Path, form: str, tmp_path: Path) -> None:
     finding = finding_of(path, tmp_path / "found.json")
     if form == "cpp":
@@ -113,6 +115,14 @@ def test_a_program_ends_as_the_finding_does(path: Path, form: str, tmp_path: Pat
     model = model_of(path, tmp_path)
     ended = subprocess.run([*command, str(model)], env=environment, capture_output=True, text=True, timeout=120)
     ends_like(finding, ended)
+
+
+@pytest.mark.parametrize("form", ["cpp", "python"])
+def test_there_is_no_program_for_what_isolate_counts(form: str, tmp_path: Path) -> None:
+    finding_of(SLOW, tmp_path / "found.json")
+    result = isolate("export", tmp_path / "found.json", "--as", form, "--out", tmp_path / "program")
+    assert (result.exit_code, result.output.count("\n")) == (2, 1) and "export it as pytest" in result.output
+    assert not (tmp_path / "program").exists()
 
 
 def test_a_control_ends_with_zero(tmp_path: Path) -> None:
