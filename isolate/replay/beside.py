@@ -31,6 +31,8 @@ TIMES = 100.0
 _ROUNDING = 1e-13
 #: NMSE below which nothing differs; and the same as a share of the fault's own, but never more than this.
 _LEAST, _SHARE, _SHARE_MOST = 1e-12, 1e-4, 1e-6
+#: A distance that stands for a number that is none.
+_NOT_FINITE = 1e30
 #: Tokens of before that are decoded with those of the faulting decode to measure noise.
 _WIDER = 5
 #: Where a slot that was moved is moved from to measure the noise of moving.
@@ -235,9 +237,9 @@ def _numbers(case: Run, first: First, number: int) -> dict[str, Any]:
         "ubatches": len(_having(case)),
         "slot": number,
         "positions": list(first.beyond),
-        "nmse": first.nmse,
+        "nmse": first.nmse if first.nmse < _NOT_FINITE else None,
         "noise": first.noise,
-        "times_the_noise": first.nmse / max(first.noise, _ROUNDING),
+        "times_the_noise": first.nmse / max(first.noise, _ROUNDING) if first.nmse < _NOT_FINITE else None,
     }
 
 
@@ -245,9 +247,9 @@ def _said(case: Run, first: First, number: int, why: cause.Cause) -> str:
     told = _numbers(case, first, number)
     layer = "" if told["layer"] is None else f" of layer {told['layer']}"
     part = f", ubatch {told['ubatch']} of {told['ubatches']}" if told["ubatches"] > 1 else ""
-    far = f"{first.nmse:.1e} (NMSE) off, {told['times_the_noise']:.2g} times its noise"
-    if first.nmse > 1e30:
-        far = "not finite"
+    far = "not finite"
+    if told["nmse"] is not None:
+        far = f"{first.nmse:.1e} (NMSE) off, {told['times_the_noise']:.2g} times its noise"
     rows = in_words(first.beyond)
     verb = "is" if len(first.beyond) == 1 else "are"
     return (

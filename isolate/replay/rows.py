@@ -158,7 +158,7 @@ def of_outputs(graph: Graph) -> list[bool]:
 
 
 def _called(source: int | Tensor, name: str) -> bool:
-    return isinstance(source, Tensor) and source.name.split("#")[-2 if "#" in source.name else 0] == name
+    return isinstance(source, Tensor) and source.name == name
 
 
 def over_cells(graph: Graph) -> list[bool]:

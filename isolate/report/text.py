@@ -16,7 +16,7 @@ LABEL = 12
 #: Numbers shown of a series.
 SERIES = 8
 #: Evidence that the lines above it say already, or that is for a program.
-NOT_SHOWN = frozenset({"exact", "launches", "slot", "position", "again"})
+NOT_SHOWN = frozenset({"exact", "launches", "slot", "position", "again", "begins"})
 #: Attributes of a launch that belong to its kernel; the device's limits stay in the JSON.
 OF_A_KERNEL = frozenset(ATTRIBUTES)
 
@@ -67,10 +67,7 @@ def _body(fault: Fault) -> Iterator[str]:
 def _evidence(name: str, value: object) -> Iterator[str]:
     """One entry of the evidence: a list or a text of several lines goes a line each."""
     if isinstance(value, dict):
-        # what is nested deeper is for programs, and said in the explanation
-        lines = [
-            f"{key.replace('_', ' ')}: {_number(text)}" for key, text in value.items() if not isinstance(text, dict)
-        ]
+        lines = [f"{key}: {text}" for key, text in value.items()]
     elif isinstance(value, str):
         lines = value.strip().splitlines()
     else:

@@ -47,6 +47,8 @@ class Tensor:
     sources: tuple[int, ...]
     #: name of the tensor that it is a view of, its own where it is none
     base: str
+    #: it was copied from another backend, where the tensor of this name is
+    copied: bool = False
 
 
 @dataclass
@@ -95,15 +97,17 @@ class Tensors:
         base = self._pointer(address, "view_src") or address
         sources = struct.unpack(f"<{_SOURCES}Q", ctypes.string_at(address + at["src"], 8 * _SOURCES))
         # a cast names itself among its sources
+        name, copied = _name(library.ggml_get_name(address))
         return Tensor(
             address,
-            _text(library.ggml_get_name(address)),
+            name,
             _text(library.ggml_op_desc(address)),
             _text(library.ggml_type_name(self._integer(address))),
             struct.unpack("<4q", ctypes.string_at(address + at["ne"], 32)),
             struct.unpack("<4Q", ctypes.string_at(address + at["nb"], 32)),
             tuple(source for source in sources if source not in (0, address)),
-            _text(library.ggml_get_name(base)),
+            _name(library.ggml_get_name(base))[0],
+            copied,
         )
 
     def size(self, tensor: Tensor) -> int:
@@ -210,9 +214,7 @@ class Recorder:
         if address in graph.places:
             return graph.places[address]
         tensor = self.tensors.read(address)
-        # what goes from one backend to another is a copy, called BACKEND#NAME#NUMBER
-        parts = tensor.name.split("#")
-        return graph.names.get(parts[1], tensor) if len(parts) == 3 else tensor
+        return graph.names.get(tensor.name, tensor) if tensor.copied else tensor
 
     def _end(self, address: int) -> None:
         seen = self.graphs[-1].nodes[-1]
@@ -279,6 +281,13 @@ def _strides(shape: tuple[int, ...]) -> Iterator[int]:
     for count in shape:
         yield stride
         stride *= count
+
+
+def _name(name: bytes | None) -> tuple[str, bool]:
+    """A tensor's name, and whether it is a copy: BACKEND#NAME#NUMBER is what goes from one backend to another."""
+    text = _text(name)
+    parts = text.split("#")
+    return (parts[1], True) if len(parts) == 3 else (text, False)
 
 
 def _text(name: bytes | None) -> str:
