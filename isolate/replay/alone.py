@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from isolate.replay.batch import Batch, Fed
+from isolate.replay.batch import Batch, Fed, floats
 from isolate.replay.reference import Act, Decoded, Kind, Moved, Removed
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Single:
                 address = self.library.llama_get_logits_ith(self.context, index)
                 if not address:
                     raise NotAlone("llama_decode gave no logits for it alone")
-                found[at + index] = np.ctypeslib.as_array(address, (self.vocabulary,)).copy()
+                found[at + index] = floats(address, self.vocabulary).copy()
         return found
 
 

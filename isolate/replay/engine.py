@@ -40,7 +40,7 @@ from isolate.case import (
 from isolate.errors import BuildError, CaseError, ModelError
 from isolate.fault import Call, Fault, Signature, StepInFlight
 from isolate.library.bind import Library
-from isolate.replay.batch import Batch, Fed, Tokens
+from isolate.replay.batch import Batch, Fed, Tokens, floats
 from isolate.replay.loaded import Models
 from isolate.steps import ends_after
 from isolate.trace.ring import Writer
@@ -265,7 +265,7 @@ class Engine:
         address = self.library.llama_get_logits_ith(self.context, row.index)
         if not address:
             return None
-        return np.ctypeslib.as_array(address, (self.models.vocabulary,))
+        return floats(address, self.models.vocabulary)
 
     def _remember_greedy(self, result: Result) -> None:
         if not self._asks_greedy():

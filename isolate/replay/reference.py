@@ -254,7 +254,7 @@ class Reference:
     def _in_reach(self, positions: tuple[int, ...], certain: tuple[bool, ...]) -> tuple[bool, ...]:
         """Which cells must still be there. All that is promised is n_swa - 1 positions up to the newest, also by swa_full."""
         floor = max(positions, default=0) - self.reach + 2
-        return tuple(sure and position >= floor for sure, position in zip(certain, positions, strict=True))
+        return tuple([sure and position >= floor for sure, position in zip(certain, positions, strict=True)])
 
     # -- states
 
@@ -346,7 +346,8 @@ def _held_by_window(window: Window) -> Held:
     held = tuple(sorted(window.positions))
     certain = [position for position, sure in zip(window.positions, window.certain, strict=True) if sure]
     if certain:
-        return Held(tuple(position for position in held if position <= min(certain)), (max(certain),))
+        oldest = min(certain)
+        return Held(tuple([position for position in held if position <= oldest]), (max(certain),))
     return Held(held, held, or_none=True) if held else Held((-1,), (-1,))
 
 
