@@ -146,6 +146,10 @@ class Case(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, 
     #: what a run of the release it was written for gives: a fault, or "pass"
     expect: Expect | Literal["pass"] = "pass"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A default is left out of the JSON where it is the very object: another process is given the case as JSON.
+        return _decoded, (msgspec.json.encode(self),)
+
     def checks(self) -> tuple[Check, ...]:
         """The oracles that the case asks for."""
         return CHECKS if self.check == "all" else tuple(self.check)
@@ -158,6 +162,10 @@ class Case(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, 
     def write(self, path: Path) -> None:
         """Write it as a file that `read` takes."""
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+
+def _decoded(data: bytes) -> Case:
+    return msgspec.json.decode(data, type=Case)
 
 
 def write_beside(case: Case, path: Path, folder: Path) -> None:

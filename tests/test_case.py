@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,12 @@ def test_every_step_and_field_is_read_and_written_back(tmp_path: Path) -> None:
     case.write(tmp_path / "again.json")
     assert cases.read(tmp_path / "again.json") == case
     assert [step.kind for step in case.steps] == [step["step"] for step in GOOD["steps"]]
+
+
+def test_a_copy_for_another_process_is_written_like_the_case() -> None:
+    case = read(GOOD)
+    there = pickle.loads(pickle.dumps(case))
+    assert there == case and msgspec.json.encode(there) == msgspec.json.encode(case)
 
 
 def test_a_long_prompt_stays_compact_until_it_is_asked_for() -> None:
