@@ -11,6 +11,7 @@
 
 ISOLATE_THREAD_LOCAL struct isolate_thread isolate_this;
 _Atomic uint32_t isolate_mode;
+_Atomic bool isolate_all_hooked;
 
 static _Atomic uint64_t window_first, window_last;
 /* In the modes that synchronize, a launch and the synchronize after it are one: else another thread's error could show
@@ -183,6 +184,14 @@ void isolate_enter(struct isolate_call *call, struct isolate_hook *hook) {
     call->locked = false;
 }
 
+/* Gives the device work that can break it. A copy from or to the host past the end of an allocation is refused by the call
+ * itself (seen on an H200), and most are followed by a synchronize of ggml's own. */
+static bool can_break(const struct isolate_call *call) {
+    int direction = call->record.detail.copy.direction;
+    bool with_host = direction == CUDA_COPY_HOST_TO_DEVICE || direction == CUDA_COPY_DEVICE_TO_HOST;
+    return call->hook->flags & QUEUES && !(call->record.kind == ISOLATE_COPY && with_host);
+}
+
 bool isolate_before(struct isolate_call *call) {
     struct isolate_record *record = &call->record;
     uint32_t mode = atomic_load_explicit(&isolate_mode, memory_order_relaxed);
@@ -190,9 +199,12 @@ bool isolate_before(struct isolate_call *call) {
     void *stream = (void *)(uintptr_t)record->stream;
     record->capturing = flags & QUEUES && isolate_capturing(stream);
     if (flags & CHECKED) {
-        record->before = isolate_peek();
+        /* Asking costs as much as writing the record does. */
+        bool clean = isolate_this.sure && !isolate_this.known
+                  && atomic_load_explicit(&isolate_all_hooked, memory_order_relaxed);
+        record->before = clean ? 0 : isolate_peek();
     }
-    if (flags & QUEUES && mode & (ISOLATE_MODE_SYNC | ISOLATE_MODE_WINDOW) && isolate_may_synchronize(stream)) {
+    if (mode & (ISOLATE_MODE_SYNC | ISOLATE_MODE_WINDOW) && can_break(call) && isolate_may_synchronize(stream)) {
         pthread_mutex_lock(&one_at_a_time);
         call->locked = true;
     }
@@ -262,6 +274,7 @@ int isolate_after(struct isolate_call *call, int code) {
     if (failed) {
         isolate_explain(record, true);
     }
+    isolate_this.sure = call->hook->flags & CHECKED ? record->sync <= 0 : isolate_this.sure && !code;
     if (record->sync > 0) {
         isolate_this.known = record->sync;
     } else if (call->hook->flags & CHECKED) {

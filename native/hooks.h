@@ -32,11 +32,14 @@ struct isolate_thread {
     bool inside;     /* a hook is at work: calls made below it are not the build's */
     int32_t device;  /* current, as last set */
     int32_t known;   /* what cudaPeekAtLastError should say after the calls seen so far */
+    bool sure;       /* `known` is what it says: it was asked, and no call after that returned an error */
     int32_t pending; /* what the build must read as the last error although the runtime does not have it */
 };
 
 extern ISOLATE_THREAD_LOCAL struct isolate_thread isolate_this;
 extern _Atomic uint32_t isolate_mode; /* enum isolate_mode */
+/* Every CUDA call that the loaded libraries import has a hook, as isolate_trace_live found: no other can leave an error. */
+extern _Atomic bool isolate_all_hooked;
 
 /* The function of that name in the loaded CUDA runtime, driver or cuBLAS; NULL where there is none. */
 void *isolate_find(const char *name);
@@ -108,6 +111,7 @@ void isolate_explain(const struct isolate_record *record, bool ask);
         static struct isolate_hook hook = {{#name_, 0}, NULL, kind_, 0};                                        \
         int (*real) parameters = isolate_real(&hook);                                                           \
         int code = real arguments;                                                                              \
+        isolate_this.sure = isolate_this.sure && !code;                                                         \
         if (code && code != CUDA_ERROR_NOT_READY && !isolate_this.inside) {                                     \
             struct isolate_call call;                                                                           \
             isolate_enter(&call, &hook);                                                                        \

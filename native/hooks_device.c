@@ -42,6 +42,7 @@ static int last_error(struct isolate_hook *hook, bool clear) {
         isolate_this.pending = isolate_this.known = 0;
     }
     if (code) {
+        isolate_this.sure = false; /* an error of the device stays */
         struct isolate_call call;
         isolate_enter(&call, hook);
         call.record.code = code;

@@ -2,12 +2,11 @@
  *
  * The dynamic linker writes the address of a called function into a slot that a relocation of the caller names. */
 #define _GNU_SOURCE
-#include "ring.h"
+#include "hooks.h"
 
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
-#include <stdbool.h>
 #include <string.h>
 
 #if defined(__x86_64__)
@@ -171,4 +170,5 @@ ISOLATE_API void isolate_trace_live(struct isolate_live *live) {
         survey_object(&survey, &survey.objects[i]);
     }
     dlclose(survey.handle);
+    atomic_store(&isolate_all_hooked, live->hooked && !live->uncovered && !live->elsewhere);
 }

@@ -49,10 +49,14 @@ def build_client(folder: Path, *flags: str) -> Client:
     for name, source in STANDINS.items():
         build(folder / name, [f"tests/native/{source}"], *shared, f"-Wl,-soname,{name}")
     build(folder / "libisolate_trace.so", HOOKS, *shared, "-fvisibility=hidden")
-    libraries = [str(folder / name) for name in ("libisolate_trace.so", *STANDINS)]
-    linking = ("-Wl,--no-as-needed", *libraries, f"-Wl,-rpath,{folder}", "-Wl,-z,now")
-    build(folder / "client", ["tests/native/client.c"], *linking, *flags)
+    build(folder / "client", ["tests/native/client.c"], *linking(folder), *flags)
     return Client(folder)
+
+
+def linking(folder: Path) -> list[str]:
+    """With the hooks of that folder before its stand-ins."""
+    libraries = [str(folder / name) for name in ("libisolate_trace.so", *STANDINS)]
+    return ["-Wl,--no-as-needed", *libraries, f"-Wl,-rpath,{folder}", "-Wl,-z,now"]
 
 
 @pytest.fixture(scope="module", params=["plain", "thread", "address,undefined"])
@@ -334,11 +338,37 @@ def test_what_a_build_imports_is_held_against_the_hooks(client: Client, tmp_path
     assert (note.call, note.name) == ("no hook for an import", "cudaInventedCall")
 
 
+def test_an_error_of_a_call_without_hook_is_laid_at_no_launch(client: Client, tmp_path: Path) -> None:
+    calls = ["live", "launch:1", "invented", "launch:2", "last"]
+    client.run(tmp_path / "trace", *calls, fail="cudaInventedCall:1:17")
+    found = origin_of(tmp_path / "trace")
+    assert (found.origin, found.code, found.report.call) == (None, 17, "cudaGetLastError")
+
+
+@pytest.mark.parametrize(
+    ("calls", "fail", "before"),
+    [
+        (["launch:1", "copy:4", "launch:2"], "cudaMemcpyAsync:1:17", [0, 17]),
+        (["launch:1", "copy:4", "last", "launch:2"], "cudaMemcpyAsync:1:17", [0, 0]),
+        (["launch:1", "query", "launch:2", "last", "launch:3"], "", [0, 600, 0]),
+        (["launch:1", "launch:2", "launch:3"], "cudaLaunchKernel:2:1", [0, 0, 1]),
+    ],
+)
+def test_where_all_calls_are_hooked_the_last_error_is_known_without_asking(
+    plain: Client, tmp_path: Path, calls: list[str], fail: str, before: list[int]
+) -> None:
+    build(tmp_path / "client", ["tests/native/client.c"], "-DALL_HOOKED", *linking(plain.folder))
+    printed = Client(tmp_path).run(tmp_path / "trace", "stream", "malloc:8", "live", *calls, fail=fail)
+    assert "uncovered=0" in printed[2]
+    with Ring(tmp_path / "trace") as ring:
+        assert [record.before for record in ring.records() if record.kind == Kind.LAUNCH] == before
+
+
 def test_hooks_that_came_too_late_are_found_out(plain: Client, tmp_path: Path) -> None:
     """The runtime stands before the hooks in the order of search: every import is bound past them."""
     libraries = [str(plain.folder / name) for name in (*STANDINS, "libisolate_trace.so")]
-    linking = ("-Wl,--no-as-needed", *libraries, f"-Wl,-rpath,{plain.folder}", "-Wl,-z,now")
-    build(tmp_path / "client", ["tests/native/client.c"], *linking)
+    late = ("-Wl,--no-as-needed", *libraries, f"-Wl,-rpath,{plain.folder}", "-Wl,-z,now")
+    build(tmp_path / "client", ["tests/native/client.c"], *late)
     printed = Client(tmp_path).run(tmp_path / "trace", "live")
     counts = dict(part.split("=") for part in printed[0].split())
     assert counts["hooked"] == "0"

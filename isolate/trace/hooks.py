@@ -12,7 +12,7 @@ from isolate.trace.ring import Writer
 
 #: enum isolate_mode: what each mode is called, and what it changes for the program under the hooks
 MODES = {
-    "sync": (1, "the stream is synchronized after each launch, copy and cuBLAS call"),
+    "sync": (1, "the stream is synchronized after each launch, cuBLAS call and copy or set within the device"),
     "window": (2, "the same, only between two launch numbers"),
     "no-vmm": (4, "the device seems to have no virtual memory, so ggml's pool gives each buffer its own allocation"),
     "fence": (8, "each allocation ends at an unmapped page (up to 15 bytes behind it stay unguarded); implies no-vmm"),

@@ -31,6 +31,7 @@ int cudaSetDevice(int);
 int cudaGetLastError(void);
 int cudaPeekAtLastError(void);
 int cudaInventedCall(void);
+int cudaStreamQuery(void *);
 const char *cudaGetErrorString(int);
 int cublasCreate_v2(void **);
 int cublasSetStream_v2(void *, void *);
@@ -122,7 +123,10 @@ static int perform(const char *call, long value, long second) {
     if (IS("blas")) return cublasCreate_v2(&blas) | cublasSetStream_v2(blas, stream);
     if (IS("gemm")) return cublasSgemm_v2(blas, 0, 0, 2, 3, 4, NULL, NULL, 2, NULL, 4, NULL, NULL, 2);
     if (IS("vmm")) return cuDeviceGetAttribute(&number, CUDA_DEVICE_VIRTUAL_MEMORY, 0) ? -1 : number;
+#ifndef ALL_HOOKED
     if (IS("invented")) return cudaInventedCall();
+#endif
+    if (IS("query")) return cudaStreamQuery(stream);
     if (IS("text")) return !cudaGetErrorString((int)value);
     if (IS("turns")) return turns = value, 0;
     if (IS("threads")) return run_threads(value);
