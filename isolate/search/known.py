@@ -140,7 +140,7 @@ def _allowed(known: Case, case: Case) -> bool:
         here, there = ZOO[str(known.model.zoo)].memory, ZOO[str(case.model.zoo)].memory
         if _PLAIN.index(here) > _PLAIN.index(there):
             return False
-        cells = here != "recurrent"
+        cells = here in ("attention", "window")
     plain = cases_of.Context()
     for name in _NEEDED:
         value = getattr(known.context, name)
