@@ -33,6 +33,8 @@ _ROUNDING = 1e-13
 _LEAST, _SHARE, _SHARE_MOST = 1e-12, 1e-4, 1e-6
 #: A distance that stands for a number that is none.
 _NOT_FINITE = 1e30
+#: Of two distances from the CPU's values, the shorter is right when the other is this many times longer.
+_CLEARLY = 10.0
 #: Tokens of before that are decoded with those of the faulting decode to measure noise.
 _WIDER = 5
 #: Where a slot that was moved is moved from to measure the noise of moving.
@@ -220,9 +222,10 @@ def _on_cpu(recordings: Recordings, case: Run, alone: Run, first: First, cpu: Mo
         return {"said": "the CPU's graph has none of these nodes"}
     node = both[0]
     in_case, in_alone = found[0][node], found[1][node]
-    nearer = "the slot alone" if in_alone < in_case else "the case"
     name = graph.nodes[node].tensor.name
-    said = f"from the CPU's {name} it is {in_case:.1e} off in the case and {in_alone:.1e} alone, so {nearer} is right"
+    said = f"from the CPU's {name} it is {in_case:.1e} off in the case and {in_alone:.1e} alone"
+    if max(in_case, in_alone) > _CLEARLY * min(in_case, in_alone):
+        said += f", so {'the slot alone' if in_alone < in_case else 'the case'} is right"
     return {"said": said, "name": name, "case": in_case, "alone": in_alone}
 
 

@@ -10,6 +10,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ Values = npt.NDArray[np.float32]
 _SOURCES = 10
 _FLOATS = {"f32": np.float32, "f16": np.float16}
 _INTEGERS = {"i32": np.int32, "i64": np.int64}
-#: Bytes of node values that one recording keeps.
-MOST = 1 << 29
+#: One part in so many of the memory there is may go to one recording's values: up to four are held at once.
+_SHARE = 8
 #: Bytes of an input that is copied for every node that has it: token ids, positions, indices of rows.
 _SMALL = 1 << 16
 #: The last node of a graph of llama.cpp that gives logits.
@@ -157,6 +158,7 @@ class Recorder:
         self.on = False
         self.graphs: list[Graph] = []
         self.size = 0
+        self.most = _available() // _SHARE
         self._error: Exception | None = None
         self._ended = True
         self.callback = _OnNode(self._on_node)
@@ -221,7 +223,7 @@ class Recorder:
         self._ended = seen.tensor.name == LAST
         if seen.tensor.type in _INTEGERS or is_cache(seen.tensor.base):
             return
-        if self.size + self.tensors.size(seen.tensor) > MOST:
+        if self.size + self.tensors.size(seen.tensor) > self.most:
             self.graphs[-1].left += 1
             return
         seen.values = self.tensors.values(seen.tensor)
@@ -281,6 +283,12 @@ def _strides(shape: tuple[int, ...]) -> Iterator[int]:
     for count in shape:
         yield stride
         stride *= count
+
+
+def _available() -> int:
+    """Bytes of memory that could be had."""
+    with Path("/proc/meminfo").open() as file:
+        return next((int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:")), 1 << 32)
 
 
 def _name(name: bytes | None) -> tuple[str, bool]:
