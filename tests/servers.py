@@ -11,9 +11,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import pytest
 
 from tests import builds
 
@@ -34,6 +37,13 @@ def server_program() -> Path:
     return program
 
 
+def cuda_server() -> Path:
+    """A llama-server that is linked with the build of `cuda_builds.ptx80`: nobody releases one, so ISOLATE_CUDA_SERVER names it."""
+    if "ISOLATE_CUDA_SERVER" not in os.environ:
+        pytest.skip("ISOLATE_CUDA_SERVER is not set: no llama-server made for CUDA")
+    return Path(os.environ["ISOLATE_CUDA_SERVER"])
+
+
 def free_port() -> int:
     """A port of the loopback device that nobody listens on."""
     with socket.socket() as probe:
@@ -42,13 +52,24 @@ def free_port() -> int:
 
 
 class RunningServer:
-    """`isolate record --out CASE -- llama-server ...`, or the server alone when `case` is None."""
+    """`isolate record --out CASE -- llama-server ...`, or the server alone when `case` is None.
 
-    def __init__(self, model: Path, case: Path | None, *options: object) -> None:
+    `program` with the folder of its libraries is another server than the tests' own, `switches` are those of `isolate record`.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        case: Path | None,
+        *options: object,
+        program: tuple[Path, Path] | None = None,
+        switches: Sequence[str] = (),
+    ) -> None:
         self.port = free_port()
-        words = [server_program(), "-m", model, "-t", 1, "-fit", "off", "--no-warmup", "--port", self.port, *options]
-        recorder = [*ISOLATE, "record", "--out", str(case), "--"] if case else []
-        environment = {**os.environ, "LD_LIBRARY_PATH": str(server_build() / "lib")}
+        server, libraries = program or (server_program(), server_build() / "lib")
+        words = [server, "-m", model, "-t", 1, "-fit", "off", "--no-warmup", "--port", self.port, *options]
+        recorder = [*ISOLATE, "record", "--out", str(case), *switches, "--"] if case else []
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
         self.process = subprocess.Popen(
             [*recorder, *(str(word) for word in words)],
             env=environment,

@@ -29,7 +29,7 @@ from isolate.serve.recording import Kind, Recording, read
 from isolate.trace.ring import Ring, native_library
 from tests import cuda_builds
 from tests.conftest import ROOT
-from tests.servers import ISOLATE, RunningServer, free_port, server_build, server_program
+from tests.servers import ISOLATE, RunningServer, cuda_server, free_port, server_build, server_program
 
 PROMPTS = [[(7 * i + 13 * s) % 120 for i in range(60 + 9 * s)] for s in range(2)]
 
@@ -263,6 +263,32 @@ def test_a_cuda_program_fails_in_the_same_launch_on_the_dry_device(tmp_path: Pat
     code, output = isolate("run", out, "--build", build, "--target", "dry:h200")
     assert (code, said[1] in output) == (1, True)
     assert "mul_mat_vec_q_moe" in isolate("trace", tmp_path / "t", "--counts")[1]
+
+
+@pytest.mark.parametrize("checkpoints", [32, 0])
+def test_the_reports_server_dies_on_the_dry_device_with_checkpoints_and_answers_without(
+    tmp_path: Path, checkpoints: int
+) -> None:
+    build, model, out = cuda_builds.ptx80(), tmp_path / "model.gguf", tmp_path / "case.json"
+    with Supervisor() as children:
+        children.make_model("qwen35moe", "Q3_K", 1, model)
+    options = ["-np", 2, "-c", 61440, "-fa", "on", "-ctk", "q8_0", "-ctv", "q8_0", "-ngl", 99]
+    options += ["--ctx-checkpoints", checkpoints]
+    prompts = [[(7 * i + 13 * slot) % 120 for i in range(1000)] for slot in range(2)]
+    recorder = ["--target", "dry:h200"]
+    with RunningServer(model, out, *options, program=(cuda_server(), build), switches=recorder) as server:
+        if checkpoints:
+            with pytest.raises(ConnectionError):
+                server.complete(prompts, 200)
+            server.process.wait()
+        else:
+            assert [len(answer) for answer in server.complete(prompts, 200)] == [200, 200]
+    # 118 launches are its own decode of two tokens, to see whether a tail can be removed; then 585 as in the table.
+    died = re.search(r"FAULT  cuda in step \d+ `decode`: (launch 703 of mul_mat_vec_q_moe)", server.output)
+    assert (server.process.returncode, bool(died)) == (bool(checkpoints), bool(checkpoints)), server.output
+    code, output = isolate("run", out, "--build", build, "--target", "dry:h200")
+    assert code == bool(checkpoints), output
+    assert not died or died[1] in output
 
 
 STUB = """
