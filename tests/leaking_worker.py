@@ -28,9 +28,22 @@ def allocation(of: engine.Engine) -> None:
     assert of.writer.library.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1000)) == 0
 
 
+def graph(of: engine.Engine) -> None:
+    """A CUDA graph is instantiated and kept."""
+    cuda = of.writer.library
+    stream, made, executable = (ctypes.c_void_p() for _ in range(3))
+    assert cuda.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+    assert cuda.cudaStreamBeginCapture(stream, 2) == 0
+    assert cuda.cudaStreamEndCapture(stream, ctypes.byref(made)) == 0
+    assert cuda.cudaGraphInstantiate(ctypes.byref(executable), made, ctypes.c_ulonglong(0)) == 0
+    assert cuda.cudaGraphDestroy(made) == 0
+    assert cuda.cudaStreamDestroy(stream) == 0
+
+
 LEAKS: dict[str, Callable[[engine.Engine], None]] = {
     "cell": cell,
     "allocation": allocation,
+    "graph": graph,
     # touched, or it would not be resident
     "memory": lambda of: kept.append(os.urandom(1 << 14) * (1 << 9)),
 }

@@ -7,13 +7,30 @@ from dataclasses import replace
 from itertools import pairwise
 from math import log2, prod
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
 
 from isolate import case as cases
-from isolate.case import Case, Check, Checkpoint, Context, Decode, Model, Pattern, Restore, Run, SeqAdd, SeqRm, Step
+from isolate.case import (
+    Case,
+    Check,
+    Checkpoint,
+    Context,
+    Decode,
+    Model,
+    Pattern,
+    Restore,
+    Run,
+    Save,
+    SeqAdd,
+    SeqRm,
+    Step,
+)
 from isolate.fault import Fault
+from isolate.replay import series
+from isolate.replay.series import Fill, Sample, repeated
 from isolate.replay.supervisor import Supervisor
 from isolate.replay.target import find
 from isolate.trace.launch import kernel_name, kernels_seen
@@ -155,17 +172,22 @@ def test_a_cuda_allocation_that_each_restore_leaves_behind_is_a_leak(cuda_build:
     assert all(earlier <= later for earlier, later in pairwise(series["device bytes"]))
 
 
+def test_a_cuda_graph_that_is_kept_is_a_leak(cuda_build: str) -> None:
+    with leaking("graph", "restore", cuda_build) as children:
+        assert leak(children, rounds(6)).signature.where == "CUDA graphs"
+
+
 def test_memory_of_the_process_that_is_kept_is_a_leak_once_it_is_much() -> None:
     with leaking("memory", "checkpoint") as children:
-        many = [Decode(batch=[Run(0, [1])]), *[Checkpoint(slot=0, name="it", flags=[])] * 30]
+        many: list[Step] = [Decode(batch=[Run(0, [1])]), *[Checkpoint(slot=0, name="it", flags=[])] * 30]
         fault = leak(children, many)
         assert (fault.signature.where, fault.signature.step) == ("resident bytes", "checkpoint")
         assert children.run(case("llama", *many[:6]), CHECK).fault is None
 
 
 def test_what_should_grow_is_no_leak(right: Supervisor) -> None:
-    answers = [Decode(batch=[Run(0, [5]), Run(1, [6])])] * 60
-    kept = [Checkpoint(slot=0, name=f"at-{number}", flags=[]) for number in range(40)]
+    answers: list[Step] = [Decode(batch=[Run(0, [5]), Run(1, [6])])] * 60
+    kept: list[Step] = [Checkpoint(slot=0, name=f"at-{number}", flags=[]) for number in range(40)]
     for steps in (answers, [*answers[:3], *kept]):
         assert right.run(case("llama", *steps), CHECK).fault is None
 
@@ -223,3 +245,79 @@ def test_a_gpu_says_the_launches_too(cuda_build: str) -> None:
 def test_other_rows_and_pending_work_are_no_slow_path(context: Context, others: list[Step], right: Supervisor) -> None:
     outcome = right.run(case("llama", PROMPTS, Decode(batch=TWO), *others, context=context), CHECK)
     assert outcome.fault is None, outcome.fault
+
+
+# -- the judgement, on invented counts
+
+
+def sample(
+    index: int,
+    step: Step,
+    fill: Sequence[int] = (20, 20),
+    work: int = 1,
+    graph: int = 0,
+    held: dict[str, int] | None = None,
+) -> Sample:
+    counts = {"ubatches": 1, "launches": work, "graph launches": graph}
+    return Sample(index, step, Fill(tuple(fill), 0), counts, held or {})
+
+
+def climbing(name: str, values: Sequence[int]) -> Fault | None:
+    return series.fault(
+        [sample(index, Save(slot=0, name="it"), held={name: value}) for index, value in enumerate(values)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "leaks"),
+    [
+        ([9, 9, 10, 11], True),
+        ([1, 2, 3, 4, 5, 6], True),
+        # a pool that fills up, and one that was emptied again
+        ([1, 2, 3, 4, 4, 4], False),
+        ([1, 2, 3, 4, 5, 1], False),
+        ([1, 2, 3], False),
+    ],
+)
+def test_what_is_counted_exactly_leaks_when_each_round_adds(values: list[int], leaks: bool) -> None:
+    for name in series.EXACT:
+        assert (climbing(name, values) is not None) == leaks
+
+
+def test_what_others_use_too_leaks_when_it_climbs_by_much_and_steadily() -> None:
+    for name, much in series.COARSE.items():
+        steady = [number * much // 10 for number in range(13)]
+        assert climbing(name, steady) is not None
+        assert climbing(name, steady[:8]) is None
+        assert climbing(name, [value // 2 for value in steady]) is None
+        assert climbing(name, [0] * 7 + [4 * much] * 6) is None
+        assert climbing(name, [*steady[:-1], 0]) is None
+
+
+def test_rounds_are_found_wherever_they_are() -> None:
+    chance = Random(1)
+    for _ in range(300):
+        turn = [chance.randrange(4) for _ in range(chance.randint(1, 6))]
+        before = [9] * chance.randrange(3)
+        shapes = [*before, *turn * chance.randint(4, 9), *turn[: chance.randrange(len(turn))], 8]
+        found = list(repeated(shapes))
+        assert found
+        for rounds in found:
+            end = rounds.start + rounds.length * rounds.count
+            assert rounds.start >= 0 and end <= len(shapes) and rounds.count >= 4
+            for at in range(rounds.start + rounds.length, end):
+                assert shapes[at] == shapes[at - rounds.length]
+    assert list(repeated([1, 2, 3, 4, 5] * 3)) == []
+
+
+def test_launches_are_compared_for_the_same_rows_without_a_cuda_graph() -> None:
+    here, there = Decode(batch=TWO), Decode(batch=[Run(1, [1]), Run(0, [2])])
+    fault = series.fault([sample(0, here, work=100), sample(1, here, work=90), sample(2, there, work=180)])
+    assert fault is not None and (fault.kind, fault.signature.where, fault.step.index) == ("slow", "launches", 2)
+    assert series.fault([sample(0, here, work=90), sample(1, there, work=179)]) is None
+    # the graph replays its launches unseen; the first of a kind may warm up; a longer cache may take other kernels
+    assert series.fault([sample(0, here, work=9, graph=1), sample(1, there, work=180)]) is None
+    assert series.fault([sample(0, here, work=90), sample(1, there, work=180), sample(2, there, work=90)]) is None
+    assert (
+        series.fault([sample(0, here, work=90), sample(1, here, (300, 300)), sample(2, there, (300, 300), 180)]) is None
+    )
