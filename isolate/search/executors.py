@@ -16,7 +16,7 @@ from isolate.errors import IsolateError
 
 PR_SET_PDEATHSIG = 1
 #: Seconds in which a cluster's scheduler must answer.
-PATIENCE = 10
+PATIENCE = 5
 
 
 class _Processes(ProcessPoolExecutor):
