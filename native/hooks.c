@@ -249,6 +249,7 @@ static int wait_for(void *stream) {
 
 ISOLATE_API void isolate_trace_pass(bool pass) {
     isolate_this.inside = pass;
+    isolate_this.sure = false;
 }
 
 int isolate_after(struct isolate_call *call, int code) {
