@@ -28,6 +28,7 @@ from isolate.search import needs, passes
 from isolate.search.pin import Job, Settings
 from isolate.search.reduce import Exhausted, Reducer
 from isolate.search.repeat import still_comes
+from isolate.search.room import overfull
 
 FORMAT = "isolate.verdicts/1"
 #: Runs that find the rate of a fault that did not come in each of the first.
@@ -84,9 +85,13 @@ def minimize(
             raise IsolateError(f"nothing to minimize: no fault in {of} runs in fresh children; run: {job.replay}")
         replays.wanted, replays.rate = fault.signature, times / of
         trail = [start]
+        # Where there is no room, a decode that finds none is right.
+        had_room = fault.kind == "decode" and fault.origin.code == 1 and not overfull(_ended(start, fault))
 
         def interesting(case: Case) -> bool:
-            return not avoid(case) and still_comes(replays.rate, lambda: replays.signature(case) == replays.wanted)
+            if avoid(case) or (had_room and overfull(case)):
+                return False
+            return still_comes(replays.rate, lambda: replays.signature(case) == replays.wanted)
 
         reducer = Reducer(_ended(start, fault), interesting, passes.size, passes.content, limits.jobs)
         if reducer.best != start:
