@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from isolate.case import Case, Context, Model
 from isolate.errors import IsolateError
 from isolate.recipes import Memory, Recipe
-from isolate.search.generate import CELLS, Generator
+from isolate.search.generate import CELLS, Generator, weighted
 from isolate.search.hostile import Hostile
 from isolate.search.serving import served
 from isolate.zoo import ZOO
@@ -99,7 +99,8 @@ def ground(chance: Random, space: Space) -> Ground:
     model = Model(zoo=recipe.name, type=UNSET if weights == "F32" else weights)
     caches = list(CACHES) + [((kind, kind, "enabled"), 2.0) for kind in space.kv_types]
     caches += [(("q8_0", kind, "enabled"), 2.0) for kind in space.kv_types]
-    type_k, type_v, flash = weighted(chance, caches)
+    cache: tuple[str, str, Any] = weighted(chance, caches)
+    type_k, type_v, flash = cache
     slots = space.slots or weighted(chance, ((1, 1), (2, 4), (3, 4), (4, 1)))
     unified = chance.random() < 0.5
     room = chance.choice((1, 1, 2)) if recipe.window == 0 else chance.choice((1, 2, 3))
@@ -149,11 +150,6 @@ def changed(chance: Random, case: Case, space: Space) -> Case:
 def case_of(ground: Ground, steps: Sequence[Any], hostile: bool = False) -> Case:
     """Steps as a case with every oracle on."""
     return Case(isolate=1, model=ground.model, context=ground.context, steps=list(steps), check="all", hostile=hostile)
-
-
-def weighted(chance: Random, choices: Sequence[tuple[Any, float]]) -> Any:
-    """One of the choices, each as often as the number beside it says."""
-    return chance.choices([item for item, _ in choices], [weight for _, weight in choices])[0]
 
 
 @strategies.composite

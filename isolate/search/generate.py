@@ -8,9 +8,12 @@ ubatches and of the sliding window. The same source of chance gives the same cas
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
+from typing import TypeVar
 
 import numpy as np
 from msgspec import UNSET
@@ -42,8 +45,15 @@ from isolate.steps import ends_after
 
 #: Token i of script c is (7 i + 13 c) mod 120. Slots on one script have equal prompts, and reference logits are found again.
 MODULO, STRIDE, APART, SCRIPTS = 120, 7, 13, 6
+Item = TypeVar("Item")
 #: llama.cpp rounds the cells of a slot up to a multiple of this.
 CELLS = 256
+
+
+def weighted(chance: Random, choices: Sequence[tuple[Item, float]]) -> Item:
+    """One of the choices, each as often as the number beside it says; also where Hypothesis's `Random` passes over weights."""
+    ends = list(accumulate(weight for _, weight in choices))
+    return choices[bisect(ends, chance.random() * ends[-1], 0, len(ends) - 1)][0]
 
 
 @dataclass(frozen=True)
@@ -138,9 +148,9 @@ class Generator:
     def grow(self, count: int) -> None:
         """Add about this many steps."""
         wanted = len(self.steps) + count
-        actions, weights = zip(*self._actions(), strict=True)
+        actions = self._actions()
         while len(self.steps) < wanted:
-            self.chance.choices(actions, weights)[0]()
+            weighted(self.chance, actions)()
 
     def _actions(self) -> Sequence[tuple[Callable[[], None], float]]:
         """What can be done, and how often."""
@@ -208,7 +218,7 @@ class Generator:
         if slot not in self.scripts or at == 0:
             self.scripts[slot] = self.chance.randrange(SCRIPTS)
         first = (STRIDE * at + APART * self.scripts[slot]) % MODULO
-        logits = self.chance.choices(("last", "all", "none"), (8, 2, 1))[0]
+        logits = weighted(self.chance, (("last", 8), ("all", 2), ("none", 1)))
         return Run(slot, Pattern(count, MODULO, first, STRIDE), logits)  # type: ignore[arg-type]
 
     def _decode(self, wanted: dict[int, int]) -> None:
