@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from msgspec import UnsetType
+
 from isolate.case import Checkpoint, Decode, Reopen, Save, SeqAdd, SeqCp, Step
 from isolate.fault import Call, Fault, Signature, StepInFlight
 
@@ -196,11 +198,7 @@ def _bytes_a_cell(samples: Sequence[Sample]) -> int:
         if isinstance(after.step, Decode) and before.fill and after.fill:
             tokens = sum(after.fill.cells) - sum(before.fill.cells)
             grown = after.held["state bytes"] - before.held["state bytes"]
-            if (
-                tokens > 0
-                and grown % tokens == 0
-                and all(_cells(before.fill.cells, run.slot) for run in after.step.batch)
-            ):
+            if tokens > 0 and grown % tokens == 0 and all(_cells(before.fill, run.slot) for run in after.step.batch):
                 found[grown // tokens] += 1
     return found.most_common(1)[0][0] if found else 0
 
@@ -241,23 +239,21 @@ def slow(samples: Sequence[Sample]) -> Fault | None:
 
 def _decodes(samples: Sequence[Sample]) -> Iterator[tuple[object, tuple[int, ...], Sample]]:
     """Each decode that can be compared: its rows whatever slots they are in, and the slots in their order in the batch."""
-    fill: tuple[int, ...] | None = ()
     pending = False
     for sample in samples:
-        step = sample.step
+        step, fill = sample.step, sample.fill
         if isinstance(step, SeqAdd | SeqCp):
             # Carried out by the next decode, as a graph of its own.
             pending = True
         elif isinstance(step, Decode):
-            if fill is not None and sample.fill is not None and not pending:
+            if fill is not None and not pending and isinstance(step.returns, UnsetType):
                 rows = sorted((run.count(), len(run.outputs()), _padded(_cells(fill, run.slot))) for run in step.batch)
-                yield (tuple(rows), _padded(sum(fill))), tuple(run.slot for run in step.batch), sample
+                yield (tuple(rows), _padded(sum(fill.cells))), tuple(run.slot for run in step.batch), sample
             pending = False
-        fill = sample.fill.cells if sample.fill else None
 
 
-def _cells(fill: tuple[int, ...], slot: int) -> int:
-    return fill[slot] if 0 <= slot < len(fill) else 0
+def _cells(fill: Fill, slot: int) -> int:
+    return fill.cells[slot] if 0 <= slot < len(fill.cells) else 0
 
 
 def _padded(cells: int) -> int:
