@@ -1,0 +1,351 @@
+"""Generated cases: valid, deep, within the limits of what they run on, and the same from the same chance."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from isolate import case as cases_of
+from isolate.case import (
+    Case,
+    Checkpoint,
+    Decode,
+    Expect,
+    Load,
+    Model,
+    Reopen,
+    Restore,
+    Run,
+    Save,
+    SeqAdd,
+    SeqCp,
+    SeqRm,
+    Step,
+)
+from isolate.errors import IsolateError
+from isolate.fault import Call, Fault, Signature, StepInFlight
+from isolate.recipes import Recipe
+from isolate.replay.supervisor import Supervisor
+from isolate.search import fuzz
+from isolate.search.coverage import facts
+from isolate.search.fuzz import CELLS, Space, cases, changed, generated, ground, hostile
+from isolate.search.hostile import accepted
+from isolate.search.known import Known, name_of, recognized, shipped
+from isolate.search.serving import MOST_STEPS
+from isolate.zoo import ZOO
+
+SEEDS = st.integers(0, 2**32)
+FEW = settings(max_examples=60, deadline=None)
+
+
+def case_of(seed: int, way: fuzz.Way = "free", space: Space = Space()) -> Case:  # noqa: B008
+    chance = Random(seed)
+    return generated(chance, ground(chance, space), space, way)
+
+
+def recipe_of(case: Case) -> Recipe:
+    return ZOO[str(case.model.zoo)]
+
+
+# -- as a user would use them
+
+
+@pytest.fixture(scope="module")
+def children() -> Iterator[Supervisor]:
+    with Supervisor() as running:
+        yield running
+
+
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(case=cases(slots=3, memory="hybrid", steps=(4, 8)))
+def test_generated_cases_run_on_the_library(children: Supervisor, case: Case) -> None:
+    """What goes wrong in them, if anything, is a finding, not a refusal."""
+    assert case.context.n_seq_max == 3 and recipe_of(case).memory == "hybrid"
+    outcome = children.run(case)
+    assert outcome.fault is None or recognized(shipped(), case, outcome.fault) or outcome.steps > 0
+
+
+@given(case=cases(model="llama", slots=2))
+@settings(max_examples=20, deadline=None)
+def test_a_model_and_slots_can_be_asked_for(case: Case) -> None:
+    assert case.model.zoo == "llama" and case.context.n_seq_max == 2
+
+
+def test_a_space_with_nothing_in_it_is_refused() -> None:
+    with pytest.raises(IsolateError, match=r"no zoo model is called 'lama'; there are .*llama"):
+        case_of(0, space=Space(models=("lama",)))
+    with pytest.raises(IsolateError, match="none of the models llama has hybrid memory"):
+        case_of(0, space=Space(models=("llama",), memory="hybrid"))
+
+
+# -- what every case must be
+
+
+def valid(case: Case) -> Case:
+    """The case, read like a file."""
+    again = cases_of.parse(msgspec.json.encode(case), "generated")
+    assert again == case and msgspec.json.encode(again) == msgspec.json.encode(case)
+    return again
+
+
+@FEW
+@given(seed=SEEDS, way=st.sampled_from(["free", "served"]))
+def test_a_case_is_a_valid_file_and_the_same_for_the_same_chance(seed: int, way: fuzz.Way) -> None:
+    assert valid(case_of(seed, way)) == case_of(seed, way)
+
+
+@FEW
+@given(seed=SEEDS)
+def test_a_hostile_case_is_a_valid_file_and_says_that_it_is_hostile(seed: int) -> None:
+    made = []
+    for _ in range(2):
+        chance = Random(seed)
+        made.append(hostile(chance, ground(chance, Space()), Space()))
+    (case, wild), again = made
+    assert valid(case).hostile and again == (case, wild)
+    assert all(0 <= number < len(case.steps) for number in wild)
+
+
+@FEW
+@given(seed=SEEDS)
+def test_a_changed_case_begins_as_the_other(seed: int) -> None:
+    case = case_of(seed)
+    if any(isinstance(step, Reopen) for step in case.steps):
+        return
+    other = valid(changed(Random(seed + 1), case, Space()))
+    assert other == changed(Random(seed + 1), case, Space())
+    assert other.steps[0] == case.steps[0] and other.model == case.model
+
+
+class Followed:
+    """A second look at what steps leave in slots, by token counts alone."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.ends: dict[int, int] = {}
+        self.taken: dict[str, tuple[int, int, bool]] = {}
+
+    def step(self, step: Step) -> None:
+        if isinstance(step, Decode):
+            for run in step.batch:
+                start = self.ends.get(run.slot, 0)
+                assert run.at is UNSET or run.at == start, "positions are consecutive"
+                if step.returns is UNSET:
+                    self.ends[run.slot] = start + run.count()
+        elif isinstance(step, Checkpoint | Save):
+            partial = isinstance(step, Checkpoint) and recipe_of(self.case).memory in ("window", "hybrid")
+            self.taken[step.name] = step.slot, self.ends.get(step.slot, 0), partial
+        elif isinstance(step, Restore | Load):
+            assert step.name in self.taken, "a state that was taken"
+            slot, end, partial = self.taken[step.name]
+            into = slot if step.slot is UNSET else int(step.slot)
+            if partial and isinstance(step, Restore):
+                assert into == slot and end <= self.ends.get(slot, 0), "the slot still holds what the checkpoint is of"
+            self.ends[into] = end
+        elif step.returns is UNSET or step.returns:  # type: ignore[union-attr]
+            from isolate.steps import ends_after
+
+            self.ends = ends_after(self.ends, step)
+        if isinstance(step, Reopen):
+            self.taken = {name: each for name, each in self.taken.items() if name.startswith("s")}
+
+
+@FEW
+@given(seed=SEEDS, way=st.sampled_from(["free", "served"]))
+def test_no_step_oversteps_a_limit(seed: int, way: fuzz.Way) -> None:
+    case = case_of(seed, way)
+    context, recipe = case.context, recipe_of(case)
+    per_slot = -(-context.n_ctx // context.n_seq_max // CELLS) * CELLS
+    followed = Followed(case)
+    for step in case.steps:
+        slots = [run.slot for run in step.batch] if isinstance(step, Decode) else [getattr(step, "slot", 0)]
+        assert all(slot is UNSET or -1 <= slot < context.n_seq_max for slot in slots)
+        if isinstance(step, Decode):
+            assert 0 < sum(run.count() for run in step.batch) <= context.n_batch
+        if isinstance(step, SeqAdd):
+            assert recipe.shift
+        if isinstance(step, SeqRm) and step.p0 > 0 and not recipe.partial_removal and way == "free":
+            # such memory says no, unless nothing is there to be removed
+            assert step.returns is not UNSET or step.p0 >= followed.ends.get(step.slot, 0)
+        if way == "free":
+            followed.step(step)
+            if not context.kv_unified and not any(isinstance(each, SeqAdd) for each in case.steps):
+                assert all(end <= per_slot for end in followed.ends.values())
+
+
+def test_a_server_of_a_case_makes_no_more_steps_than_it_may() -> None:
+    assert max(len(case_of(seed, "served").steps) for seed in range(40)) <= MOST_STEPS
+
+
+def test_cases_are_deep() -> None:
+    """Half of 500 cases has this much in it, and what breaks servers is there."""
+    made = [case_of(seed) for seed in range(500)]
+
+    def median(*kinds: type) -> float:
+        return statistics.median(sum(isinstance(step, kinds) for step in case.steps) for case in made)
+
+    assert statistics.median(len(case.steps) for case in made) >= 20
+    assert median(Decode) >= 7
+    assert median(Restore, Load) >= 1
+    assert median(Checkpoint, Save) >= 2
+    states = [sum(isinstance(step, Restore | Load) for step in case.steps) for case in made]
+    assert statistics.mean(states) >= 1.8 and sum(count >= 4 for count in states) > 75
+    mixed = [
+        step
+        for case in made
+        for step in case.steps
+        if isinstance(step, Decode) and len(step.batch) > 1 and len({run.count() for run in step.batch}) > 1
+    ]
+    assert len(mixed) > 500
+    assert len({case.model.zoo for case in made}) == len(ZOO)
+    into_others = [
+        step for case in made for step in case.steps if isinstance(step, Load) and step.slot is not UNSET
+    ]  # fmt: skip
+    assert len(into_others) > 100
+    assert sum(isinstance(step, SeqCp) for case in made for step in case.steps) > 200
+
+
+# -- hostile answers
+
+
+def fault(kind: str, step: Step, index: int, where: str = "llama_decode", code: int | None = None) -> Fault:
+    call = Call(where, code)
+    return Fault(kind, Signature(kind, where, code, step.kind), StepInFlight(index, step.kind), call, call, "")
+
+
+def test_a_step_that_oversteps_a_limit_may_be_refused_and_nothing_else() -> None:
+    steps: list[Step] = [Decode(batch=[Run(0, [1])]), Decode(batch=[Run(7, [1])])]
+    case = Case(isolate=1, model=Model(zoo="llama"), steps=steps, hostile=True)
+    said = fault("decode", steps[1], 1, code=-1)
+    answered = accepted(case, said, frozenset({1}))
+    assert answered is not None and answered.steps[1] == replace(steps[1], returns=-1)
+    assert accepted(case, said, frozenset({0})) is None
+    assert accepted(answered, said, frozenset({1})) is None
+    assert accepted(case, fault("signal", steps[1], 1, code=6), frozenset({1})) is None
+
+
+# -- what is known
+
+
+def written(*steps: Step, zoo: str = "llama", **context: object) -> Case:
+    return Case(
+        isolate=1, model=Model(zoo=zoo), steps=list(steps), context=cases_of.Context(n_seq_max=4, **context)
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def decode(slot: int, count: int = 3) -> Decode:
+    return Decode(batch=[Run(slot, list(range(count)))])
+
+
+def known_of(case: Case, kind: str = "positions", where: str = "llama_memory_seq_pos_min/max") -> list[Known]:
+    expect = Expect(kind=kind, step=case.steps[-1].kind, where=where)
+    return [Known("it", replace(case, expect=expect))]
+
+
+def shown(case: Case, kind: str = "positions", where: str = "llama_memory_seq_pos_min/max") -> Fault:
+    return fault(kind, case.steps[-1], len(case.steps) - 1, where)
+
+
+KNOWN = written(decode(0), Save(slot=0, name="a"), SeqAdd(slot=0, delta=2), Load(name="a", slot=1))
+
+
+def test_a_known_finding_is_recognized_in_other_slots_names_and_counts_and_among_other_steps() -> None:
+    other = written(
+        decode(1), decode(3, 70), decode(0), Save(slot=3, name="x"), Save(slot=0, name="y"),
+        SeqAdd(slot=3, delta=9), SeqRm(slot=0), Load(name="x", slot=2),
+    )  # fmt: skip
+    assert recognized(known_of(KNOWN), other, shown(other)) is not None
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param((SeqAdd(slot=0, delta=2), decode(0), Save(slot=0, name="a"), Load(name="a", slot=1)), id="order"),
+        pytest.param((decode(0), Save(slot=0, name="a"), SeqAdd(slot=2, delta=2), Load(name="a", slot=1)), id="slot"),
+        pytest.param((decode(0), Save(slot=0, name="a"), Load(name="a", slot=1)), id="without a step"),
+        pytest.param(
+            (decode(0), Save(slot=0, name="a"), SeqAdd(slot=0, delta=2), Save(slot=0, name="b"), Load(name="b", slot=1)),
+            id="another state",
+        ),
+        pytest.param(
+            (decode(0), Save(slot=0, name="a"), SeqRm(slot=0, p0=2), Load(name="a", slot=1)), id="another step"
+        ),
+    ],
+)  # fmt: skip
+def test_a_case_that_only_looks_alike_is_new(steps: tuple[Step, ...]) -> None:
+    other = written(*steps)
+    assert recognized(known_of(KNOWN), other, shown(other)) is None
+
+
+def test_another_fault_or_another_step_is_new() -> None:
+    assert recognized(known_of(KNOWN), KNOWN, shown(KNOWN)) is not None
+    assert recognized(known_of(KNOWN), KNOWN, shown(KNOWN, kind="assert")) is None
+    assert recognized(known_of(KNOWN), KNOWN, shown(KNOWN, where="elsewhere")) is None
+    early = replace(KNOWN, steps=[*KNOWN.steps, SeqRm(slot=0)])
+    assert (
+        recognized(known_of(KNOWN), early, fault("positions", SeqRm(slot=0), 4, "llama_memory_seq_pos_min/max")) is None
+    )
+
+
+def test_settings_that_a_known_finding_needs_must_be_there() -> None:
+    unified = replace(KNOWN, context=replace(KNOWN.context, kv_unified=True))
+    assert recognized(known_of(unified), KNOWN, shown(KNOWN)) is None
+    quantized = replace(KNOWN, context=replace(KNOWN.context, type_k="q8_0"))
+    assert recognized(known_of(quantized), KNOWN, shown(KNOWN)) is None
+    wider = replace(KNOWN, context=replace(KNOWN.context, n_ubatch=8, n_batch=16, type_k="q8_0"))
+    assert recognized(known_of(KNOWN), wider, shown(wider)) is not None
+
+
+def test_a_finding_of_plain_memory_is_one_of_memory_that_contains_it_and_not_the_other_way_round() -> None:
+    hybrid = replace(KNOWN, model=Model(zoo=next(name for name, each in ZOO.items() if each.memory == "hybrid")))
+    assert recognized(known_of(KNOWN), hybrid, shown(hybrid)) is not None
+    assert recognized(known_of(hybrid), KNOWN, shown(KNOWN)) is None
+
+
+def test_each_shipped_finding_is_recognized_as_itself_and_has_a_name_of_its_own() -> None:
+    known = shipped()
+    assert len(known) > 20
+    for each in known:
+        last = each.case.steps[-1]
+        said = fault(each.expect.kind, last, len(each.case.steps) - 1, each.expect.where)
+        if each.expect.step == last.kind:
+            assert recognized([each], each.case, said) == each
+    assert len({name_of(each.case) for each in known}) == len(known)
+
+
+# -- what was tried
+
+
+def test_facts_are_of_the_steps_that_were_run() -> None:
+    case = written(decode(0), SeqRm(slot=0, p0=1), decode(1))
+    assert facts(case, 0) == set()
+    assert facts(case, 1) < facts(case, 2) < facts(case, 3)
+    assert any(fact[:4] == ("follows", "decode 1", "seq_rm from", "same") for fact in facts(case, 2))
+    assert any(fact[:4] == ("follows", "seq_rm from", "decode 1", "other") for fact in facts(case, 3))
+
+
+@FEW
+@given(seed=SEEDS)
+def test_facts_are_few_and_do_not_depend_on_which_slot_it_is(seed: int) -> None:
+    case = case_of(seed, space=Space(slots=2))
+    other = msgspec.convert(_swapped(msgspec.to_builtins(case)), Case)
+    assert facts(case, len(case.steps)) == facts(other, len(case.steps))
+    assert len(facts(case, len(case.steps))) <= 8 * len(case.steps)
+
+
+def _swapped(data: object) -> object:
+    """The same with slots 0 and 1 the other way round."""
+    if isinstance(data, dict):
+        return {
+            key: 1 - value if key in ("slot", "into") and value in (0, 1) else _swapped(value)
+            for key, value in data.items()
+        }
+    return [_swapped(each) for each in data] if isinstance(data, list) else data
