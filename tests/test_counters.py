@@ -61,6 +61,18 @@ def right() -> Iterator[Supervisor]:
         yield children
 
 
+@pytest.fixture(scope="module")
+def gpu(cuda_build: str) -> Iterator[Supervisor]:
+    with h200(cuda_build) as children:
+        yield children
+
+
+@pytest.fixture(scope="module")
+def leaking_cells() -> Iterator[Supervisor]:
+    with leaking("cell", "restore") as children:
+        yield children
+
+
 # -- kernels
 
 
@@ -86,7 +98,7 @@ def test_the_kernels_of_a_run_are_known_whether_its_child_lives_or_not(
     assert seen == blocks
 
 
-def test_each_run_has_its_own_kernels_and_a_target_without_hooks_none(cuda_build: str) -> None:
+def test_each_run_has_its_own_kernels_and_a_target_without_hooks_none(cuda_build: str, right: Supervisor) -> None:
     with h200(cuda_build) as children:
         assert children.seen() == frozenset()
         assert children.run(R21).fault is not None
@@ -94,9 +106,8 @@ def test_each_run_has_its_own_kernels_and_a_target_without_hooks_none(cuda_build
         assert children.run(REFUSED).fault is not None
         others = children.seen()
         assert some - others and others - some
-    with Supervisor() as children:
-        children.run(R21)
-        assert children.seen() == frozenset()
+    right.run(R21)
+    assert right.seen() == frozenset()
 
 
 # -- leaks
@@ -141,18 +152,17 @@ def leak(children: Supervisor, steps: Sequence[Step], zoo: str = "llama") -> Fau
     return fault
 
 
-def test_a_cell_that_each_restore_leaves_behind_is_a_leak_of_the_restore() -> None:
-    with leaking("cell", "restore") as children:
-        fault = leak(children, rounds(8))
-        assert (fault.signature.where, fault.signature.step, fault.step.kind) == ("state bytes", "restore", "restore")
-        series = fault.evidence["after_each_round"]["state bytes"]
-        assert len(series) >= 6
-        assert len({later - earlier for earlier, later in pairwise(series)}) == 1
-        # what led there is enough to see it again
-        assert fault.step.index is not None
-        assert leak(children, rounds(8)[: fault.step.index + 1]).signature == fault.signature
-        leak(children, rounds(4))
-        assert children.run(case("llama", *rounds(3)), CHECK).fault is None
+def test_a_cell_that_each_restore_leaves_behind_is_a_leak_of_the_restore(leaking_cells: Supervisor) -> None:
+    fault = leak(leaking_cells, rounds(8))
+    assert (fault.signature.where, fault.signature.step, fault.step.kind) == ("state bytes", "restore", "restore")
+    assert "(2 cells) a round" in fault.explanation
+    grown = [later - earlier for earlier, later in pairwise(fault.evidence["after_each_round"]["state bytes"])]
+    assert len(grown) >= 5 and len(set(grown)) == 1
+    # what led there is enough to see it again
+    assert fault.step.index is not None
+    assert leak(leaking_cells, rounds(8)[: fault.step.index + 1]).signature == fault.signature
+    leak(leaking_cells, rounds(4))
+    assert leaking_cells.run(case("llama", *rounds(3)), CHECK).fault is None
 
 
 def test_the_step_that_leaks_is_named_though_others_add_more() -> None:
@@ -161,9 +171,8 @@ def test_the_step_that_leaks_is_named_though_others_add_more() -> None:
 
 
 @pytest.mark.parametrize("zoo", [name for name, recipe in ZOO.items() if recipe.memory != "recurrent"])
-def test_a_leaked_cell_is_found_in_every_memory_that_has_cells(zoo: str) -> None:
-    with leaking("cell", "restore") as children:
-        assert leak(children, rounds(5), zoo).signature.where == "state bytes"
+def test_a_leaked_cell_is_found_in_every_memory_that_has_cells(zoo: str, leaking_cells: Supervisor) -> None:
+    assert leak(leaking_cells, rounds(5), zoo).signature.where == "state bytes"
 
 
 def test_a_cuda_allocation_that_each_restore_leaves_behind_is_a_leak(cuda_build: str) -> None:
@@ -204,9 +213,8 @@ def test_forty_equal_rounds_show_nothing_on_a_right_library(zoo: str, right: Sup
 
 
 @pytest.mark.parametrize("zoo", ["llama", "qwen35moe"])
-def test_forty_equal_rounds_show_nothing_on_a_gpu(zoo: str, cuda_build: str) -> None:
-    with h200(cuda_build) as children:
-        outcome = children.run(case(zoo, *rounds(40)), CHECK)
+def test_forty_equal_rounds_show_nothing_on_a_gpu(zoo: str, gpu: Supervisor) -> None:
+    outcome = gpu.run(case(zoo, *rounds(40)), CHECK)
     assert outcome.fault is None, outcome.fault
 
 
@@ -226,9 +234,8 @@ def test_a_free_slot_between_busy_ones_is_a_slow_path(right: Supervisor) -> None
         assert "took 2 ubatches in slots 0, 2" in fault.explanation and "1 ubatch in slots 0, 1" in fault.explanation
 
 
-def test_a_gpu_says_the_launches_too(cuda_build: str) -> None:
-    with h200(cuda_build) as children:
-        fault = children.run(R21).fault
+def test_a_gpu_says_the_launches_too(gpu: Supervisor) -> None:
+    fault = gpu.run(R21).fault
     assert fault is not None and fault.kind == "slow"
     assert fault.evidence["ways"] == [
         "1 ubatch and 93 launches in slots 0, 1 (step 1)",
