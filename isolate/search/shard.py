@@ -23,6 +23,7 @@ from isolate.replay.supervisor import Outcome, Supervisor
 from isolate.replay.target import find as find_target
 from isolate.search import fuzz, pin
 from isolate.search.coverage import facts
+from isolate.search.even import Even
 from isolate.search.fuzz import Ground, Space, changed, generated, ground
 from isolate.search.hostile import accepted
 from isolate.search.known import Known, name_of, recognized
@@ -39,7 +40,7 @@ REDUCED = 2
 #: One of so many faults that look known is reduced all the same, since another may hide behind it.
 LOOKED_AT = 20
 #: Of shares with something to go on from, how many do; and how many of their cases.
-GUIDED_SHARES, GUIDED_CASES = 0.6, 0.6
+GUIDED_SHARES, GUIDED_CASES = 0.3, 0.6
 #: A child is replaced after so many cases: it keeps what it measured.
 CHILD_CASES = 2000
 
@@ -58,7 +59,7 @@ class Plan:
     served: float = 0.3
     #: oversteps limits
     hostile: bool = False
-    #: cases that tried something new are changed further
+    #: models and settings are spread evenly, and cases that tried something new are changed further
     guided: bool = True
     #: module of the child
     worker: str = "isolate.replay.worker"
@@ -190,7 +191,8 @@ class _Runner:
                 if (case.model, case.context, case.api) == (first.model, first.context, first.api)
             ]
         else:
-            here = ground(chance, plan.space)
+            # Guided, all that there is to choose from comes soon; else as chance has it.
+            here = ground(Even(plan.seed, self.share.number) if plan.guided else chance, plan.space)
             from_here = []
         for _ in range(plan.size):
             if plan.hostile:

@@ -20,13 +20,15 @@ from isolate.replay.supervisor import Supervisor
 from isolate.search.campaign import KEPT
 from isolate.search.executors import processes
 from isolate.search.fuzz import Space
-from isolate.search.shard import SIZE, Plan, _Runner, end_children
+from isolate.search.shard import Plan, _Runner, end_children
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.worker import WORKER, with_mutant
 
 SEED = 1
 MOST = 2000
 JOBS = 2
+#: Cases on one model with one set of settings: few, since one that cannot show a fault is soon left.
+SIZE = 10
 #: Share of the planted faults that must be found.
 NEEDED = 24 / 25
 
@@ -62,7 +64,7 @@ class _Hunt(_Runner):
 def hunt(name: str, seed: int = SEED, guided: bool = True, most: int = MOST) -> Hunted:
     """Run generated cases on the library with this planted fault until one shows it."""
     os.environ["MUTANT"] = name
-    plan = Plan(seed, Space(), guided=guided, worker=WORKER)
+    plan = Plan(seed, Space(), guided=guided, worker=WORKER, size=SIZE)
     started = time.monotonic()
     kept: list[Case] = []
     seen: set[str] = set()

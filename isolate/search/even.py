@@ -1,0 +1,30 @@
+"""Chance that is spread evenly: what successive shares of a campaign draw fills what there is to choose from without gaps."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+#: How far the place of a share moves each of its draws around the circle: the golden ratio and roots of primes, which never
+#: come round (additive recurrence, a low-discrepancy sequence).
+_STEPS = (0.6180339887, 0.2360679775, 0.7320508076, 0.4142135624, 0.6457513111, 0.3166247904, 0.6055512755, 0.1231056256,
+          0.3588989435, 0.7958315233)  # fmt: skip
+
+
+class Even(Random):
+    """The draws of share `place` of the campaign with this seed; the first draw of one is far from the first of the next."""
+
+    def __init__(self, seed: int, place: int) -> None:
+        super().__init__(f"{seed}:even")
+        self.place = place
+        self.draws = 0
+
+    def random(self) -> float:
+        """The next draw, from 0 to 1."""
+        step = _STEPS[self.draws % len(_STEPS)]
+        self.draws += 1
+        return (super().random() + self.place * step) % 1.0
+
+    def choice(self, seq: Any) -> Any:
+        """One of a sequence; like draws choose like places in it, as Random's own does not."""
+        return seq[int(self.random() * len(seq))]

@@ -1,0 +1,33 @@
+"""Grounds that are spread evenly: soon every kind of memory and both kinds of cache were there, whatever the seed."""
+
+from __future__ import annotations
+
+import pytest
+
+from isolate.search.even import Even
+from isolate.search.fuzz import Space, ground
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_few_places_have_all_kinds_of_memory_and_cache(seed: int) -> None:
+    grounds = [ground(Even(seed, place), Space()) for place in range(8)]
+    assert {here.recipe.memory for here in grounds} == {"attention", "window", "recurrent", "hybrid"}
+    assert {here.context.kv_unified for here in grounds} == {True, False}
+    assert len({here.recipe.name for here in grounds}) >= 6
+
+
+def test_draws_differ_by_seed_and_by_place_and_are_the_same_again() -> None:
+    def draws(seed: int, place: int) -> list[float]:
+        chance = Even(seed, place)
+        return [chance.random() for _ in range(30)]
+
+    assert draws(1, 5) == draws(1, 5)
+    assert draws(1, 5) != draws(1, 6)
+    assert draws(1, 5) != draws(2, 5)
+    assert all(0 <= draw < 1 for draw in draws(1, 5))
+    assert len(set(draws(1, 5))) == 30
+
+
+def test_every_choice_is_made_as_often_as_by_chance() -> None:
+    names = [ground(Even(1, place), Space()).recipe.name for place in range(1100)]
+    assert all(90 <= names.count(name) <= 110 for name in set(names))
