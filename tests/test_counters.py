@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -39,6 +40,7 @@ from isolate.trace.ring import Ring
 from isolate.zoo import ZOO
 from tests import cuda_builds
 from tests.conftest import ROOT
+from tests.gpu.client import needs_gpu
 
 CASES = ROOT / "cases"
 R21 = cases.read(CASES / "cuda" / "r21-gap-between-busy-slots.json")
@@ -61,9 +63,9 @@ def right() -> Iterator[Supervisor]:
         yield children
 
 
-@pytest.fixture(scope="module")
-def gpu(cuda_build: str) -> Iterator[Supervisor]:
-    with h200(cuda_build) as children:
+@pytest.fixture(scope="module", params=[pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu]), "dry:h200"])
+def gpu(request: pytest.FixtureRequest, cuda_build: str) -> Iterator[Supervisor]:
+    with Supervisor(cuda_build, target=find(request.param, cuda_build)) as children:
         yield children
 
 
@@ -237,10 +239,11 @@ def test_a_free_slot_between_busy_ones_is_a_slow_path(right: Supervisor) -> None
 def test_a_gpu_says_the_launches_too(gpu: Supervisor) -> None:
     fault = gpu.run(R21).fault
     assert fault is not None and fault.kind == "slow"
-    assert fault.evidence["ways"] == [
-        "1 ubatch and 93 launches in slots 0, 1 (step 1)",
-        "2 ubatches and 184 launches in slots 0, 2 (step 3)",
-    ]
+    told = (
+        r"the same rows took 2 ubatches and (\d+) launches in slots 0, 2 .* 1 ubatch and (\d+) launches in slots 0, 1"
+    )
+    found = re.match(told, fault.explanation)
+    assert found and int(found[1]) > 1.9 * int(found[2]) > 100, fault.explanation
 
 
 @pytest.mark.parametrize(
