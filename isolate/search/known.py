@@ -108,8 +108,10 @@ def within(known: Case, case: Case, fault: Fault, exactly: bool, only: Sequence[
     if not _allowed(known, case):
         return False
     last = len(case.steps) - 1 if fault.step.index is None else fault.step.index
+    # What part is copied matters only where the copy itself fails.
+    ranges = not isinstance(known.expect, str) and known.expect.step == "seq_cp"
     chosen = [marked for marked in _marked(known.steps) if only is None or any(marked.step is step for step in only)]
-    return _Search(chosen, _marked(case.steps[: last + 1])).found(exactly)
+    return _Search(chosen, _marked(case.steps[: last + 1]), ranges).found(exactly)
 
 
 def heart(known: Case) -> list[Step]:
@@ -185,7 +187,8 @@ def _marked(steps: Sequence[Step]) -> list[_Marked]:
 class _Search:
     """Backtracking over places for each known step, from the last one to the first."""
 
-    def __init__(self, known: Sequence[_Marked], steps: Sequence[_Marked]) -> None:
+    def __init__(self, known: Sequence[_Marked], steps: Sequence[_Marked], ranges: bool) -> None:
+        self.ranges = ranges
         self.known = known
         self.steps = steps
         self.left = _COMPARISONS
@@ -204,14 +207,14 @@ class _Search:
             one, other = self.known[number], self.steps[place]
             if one.empty != other.empty:
                 continue
-            for own_slots, own_names in _matches(one.step, other.step, slots, names):
+            for own_slots, own_names in _matches(one.step, other.step, slots, names, self.ranges):
                 if self._from(number - 1, place - 1, own_slots, own_names, exactly=False):
                     return True
         return False
 
 
 def _matches(
-    known: Step, step: Step, slots: dict[int, int], names: dict[str, str]
+    known: Step, step: Step, slots: dict[int, int], names: dict[str, str], ranges: bool
 ) -> Iterable[tuple[dict[int, int], dict[str, str]]]:
     """The parts of slots and names, extended by what must be so for the steps to be alike; none where they are not."""
     if isinstance(known, Decode) and len(known.batch) == 1 and isinstance(step, Load | Restore | SeqCp):
@@ -225,7 +228,7 @@ def _matches(
         # That something is taken away matters, not how.
         yield slots, names
         return
-    if _alike(known) is not _alike(step) or _shape(known) != _shape(step):
+    if _alike(known) is not _alike(step) or _shape(known, ranges) != _shape(step, ranges):
         return
     if isinstance(known, Decode):
         assert isinstance(step, Decode)
@@ -274,12 +277,14 @@ def _pair(slots: dict[int, int], one: int, other: int) -> bool:
     return True
 
 
-def _shape(step: Step) -> tuple[object, ...]:
+def _shape(step: Step, ranges: bool) -> tuple[object, ...]:
     """What of a step is the same in alike ones, besides slots and names."""
     refused = step.returns is not UNSET and not step.returns
     match step:
-        case SeqRm() | SeqCp():
+        case SeqRm():
             return refused, step.p0 <= 0, step.p1 < 0
+        case SeqCp() if ranges:
+            return step.p0 <= 0, step.p1 < 0
         case Checkpoint():
             return ("on_device" in step.flags,)
         case Save():
