@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from isolate.case import Case, Check, Context, Decode, Model, Pattern, Run
 from isolate.cli import main
 from isolate.fault import Fault
+from isolate.replay.batch import Fed
+from isolate.replay.rows import Ubatch, picks, ubatches
 from isolate.replay.supervisor import Supervisor
 from isolate.replay.target import Target
+from isolate.trace.tensors import Graph, Seen, Tensor
 from tests.conftest import ROOT, TESTS
 
 F32 = Context(n_ctx=1024, n_batch=256, n_ubatch=64, n_seq_max=2, type_k="f32", type_v="f32", flash_attn_type="disabled")
@@ -37,6 +41,54 @@ Q8_0 = Context(
 #: two prompts of 60 tokens, then a batch in which slot 0 has three tokens and slot 1 one
 PROMPTS = Decode(batch=[Run(slot, Pattern(60, 120, 13 * slot, 7)) for slot in (0, 1)])
 ANSWER = Decode(batch=[Run(0, [1, 4, 9], "all"), Run(1, [2])])
+
+
+def graph(tokens: list[int], positions: list[int]) -> Graph:
+    """The beginning of a graph: tokens are looked up, then turned by their positions."""
+    shape, strides = (4, len(tokens), 1, 1), (4, 16, 16, 16)
+    weights, ids, places = (
+        Tensor(at, name, "NONE", "i32", shape, strides, (), name)
+        for at, name in enumerate(("token_embd.weight", "inp_tokens", "inp_pos"))
+    )
+    rows = Tensor(3, "embd", "GET_ROWS", "f32", shape, strides, (0, 1), "embd")
+    turned = Tensor(4, "Qcur-0", "ROPE", "f32", shape, strides, (3, 2), "Qcur-0")
+    return Graph(
+        [
+            Seen(0, rows, None, (weights, ids), {1: np.array(tokens, np.int32)}),
+            Seen(1, turned, None, (0, places), {1: np.array(positions, np.int32)}),
+        ]
+    )
+
+
+def fed(slot: int, tokens: list[int], start: int) -> Fed:
+    return Fed(slot, np.array(tokens, np.int32), start)
+
+
+def test_rows_of_slots_are_told_apart_by_their_tokens_and_positions() -> None:
+    # as split in equal parts: two tokens of each slot, then the rest of slot 0
+    graphs = [graph([5, 6, 5, 6], [0, 1, 7, 8]), graph([7, 7], [2, 3])]
+    first, second = ubatches(graphs, [fed(1, [5, 6], 7), fed(0, [5, 6, 7, 7], 0)], 0)
+    assert first is not None
+    assert second is not None
+    assert (first.rows, first.positions, first.slots) == ((0, 1), (0, 1), (0, 1))
+    assert (second.rows, second.positions) == ((0, 1), (2, 3))
+
+
+def test_equal_prompts_keep_the_order_of_the_batch() -> None:
+    (mine,) = ubatches([graph([5, 6, 5, 6], [0, 1, 0, 1])], [fed(0, [5, 6], 0), fed(1, [5, 6], 0)], 1)
+    assert mine is not None
+    assert mine.rows == (2, 3)
+
+
+def test_rows_of_a_node_go_along_tokens_or_tokens_of_a_stream_and_streams() -> None:
+    together = Ubatch(6, (3, 4, 5), (7, 8, 9), (1, 0), tuple(range(6)))
+    alone = Ubatch(3, (0, 1, 2), (7, 8, 9), (0,), (0, 1, 2))
+    values = np.arange(4 * 6, dtype=np.float32).reshape(6, 4).T
+    # [width, tokens], and the same as [width, tokens of a stream, 1, streams]
+    for shape, one in (((4, 6, 1, 1), (4, 3, 1, 1)), ((4, 3, 1, 2), (4, 3, 1, 1))):
+        (pick,) = picks(shape, one, together, alone)
+        taken = pick.take(values.reshape(shape, order="F"), pick.mine)
+        assert taken.tolist() == values.T[3:].tolist()
 
 
 @pytest.fixture(scope="module")

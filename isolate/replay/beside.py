@@ -223,7 +223,7 @@ def _on_cpu(recordings: Recordings, case: Run, alone: Run, first: First, cpu: Mo
     node = both[0]
     in_case, in_alone = found[0][node], found[1][node]
     name = graph.nodes[node].tensor.name
-    said = f"from the CPU's {name} it is {in_case:.1e} off in the case and {in_alone:.1e} alone"
+    said = f"from what the CPU computes (its {name}) it is {in_case:.1e} off in the case and {in_alone:.1e} alone"
     if max(in_case, in_alone) > _CLEARLY * min(in_case, in_alone):
         said += f", so {'the slot alone' if in_alone < in_case else 'the case'} is right"
     return {"said": said, "name": name, "case": in_case, "alone": in_alone}

@@ -201,18 +201,22 @@ def picks(
     """Ways to take the slot's rows out of a node of one graph, and out of the same node in a graph of the slot alone.
 
     `shape` and `alone` are the node's shapes in the two; `outputs`: its rows are those that give logits. Dimensions of rows,
-    of tokens a sequence and sequences, or of sequences alone. The whole node is the last way, where all its rows are the slot's.
+    of tokens a sequence and sequences; where there are none, of sequences alone, or the whole node where all its rows are the slot's.
     """
     mine, theirs, count, their_count = ubatch.rows, other.rows, ubatch.count, other.count
     if outputs:
         mine, theirs = ubatch.output_rows, other.output_rows
         count, their_count = len(ubatch.outputs), len(other.outputs)
+    found = False
     if mine and len(mine) == len(theirs):
         for axis, second in _DIMENSIONS:
             rest = all(shape[at] == alone[at] for at in range(4) if at not in (axis, second))
             two = second is not None and shape[second] == 1
             if rest and not two and _size(shape, axis, second) == count and _size(alone, axis, second) == their_count:
+                found = True
                 yield Pick(axis, second, mine, theirs)
+    if found:
+        return
     if len(ubatch.slots) > 1 and len(other.slots) == 1:
         index = ubatch.rows[0] * len(ubatch.slots) // ubatch.count
         for axis in range(4):
