@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Minutes that a campaign takes when nothing else is said.
 MINUTES = 10.0
+#: Cases of one model and one set of settings, where launches are looked at.
+LAUNCHED_SIZE = 8
 #: Seconds that one step of a tiny model may take.
 TIMEOUT = 30.0
 
@@ -82,12 +84,14 @@ def fuzz(
     from isolate.search.executors import cluster as workers_of
     from isolate.search.executors import processes
     from isolate.search.known import read_all, shipped
-    from isolate.search.shard import Plan
+    from isolate.search.shard import SIZE, Plan
 
     if hostile and server:
         raise IsolateError("--hostile and --server exclude each other: a server asks for nothing that it may not")
     space = _space(models, memory, slots, build, include, target)
-    plan = Plan(seed, space, build, include, target, timeout, 1.0 if server else 0.3, hostile, not plain)
+    # A fault of a launch shows in the first case of its model and settings, so that more of those are tried.
+    size = LAUNCHED_SIZE if space.launches else SIZE
+    plan = Plan(seed, space, build, include, target, timeout, 1.0 if server else 0.3, hostile, not plain, size=size)
     seconds = None if cases is not None and minutes is None else 60 * (minutes or MINUTES)
     switches = run_switches(build, include, target)
 
@@ -150,7 +154,8 @@ def _space(
     if len({weights for _, _, weights in named}) > 1:
         raise IsolateError("--model: give all models the same type of weights")
     weights = named[0][2] if named and named[0][2] else None
-    with Supervisor(build, include, find_target(target, build, include)) as children:
+    runs_on = find_target(target, build, include)
+    with Supervisor(build, include, runs_on) as children:
         described = children.describe()
     kinds = described["kv_types"]
     assert isinstance(kinds, list)
@@ -159,7 +164,7 @@ def _space(
     assert isinstance(flags, dict) and isinstance(calls, dict)
     space = Space(
         slots, memory, tuple(name for name, _, _ in named), weights, turbo, on_device="on_device" in flags,
-        snapshots=calls["snapshots of recurrent state"], process=calls["decode by llama_process and llama_batch_ext"],
+        launches=runs_on.hooked, snapshots=calls["snapshots of recurrent state"], process=calls["decode by llama_process and llama_batch_ext"],
     )  # fmt: skip
     space.recipes()
     return space

@@ -35,8 +35,10 @@ CACHES: tuple[tuple[tuple[str, str, str], float], ...] = (
     (("q4_0", "q4_0", "enabled"), 0.5),
     (("q8_0", "f16", "disabled"), 0.5),
 )
-#: Types of weights, and how often.
+#: Types of weights, and how often, where results are compared: rounding hides least in F32 ones.
 WEIGHTS = (("F32", 16), ("Q8_0", 1), ("Q4_0", 1), ("Q3_K", 1), ("F16", 1))
+#: The same where launches are looked at: each type has kernels of its own.
+LAUNCHED_WEIGHTS = tuple((name, 1) for name in ("F32", "F16", "Q8_0", "Q4_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS"))  # fmt: skip
 #: Models whose recurrent state can be taken back by snapshots (llm_arch_supports_rs_rollback of llama.cpp 0.3.36's).
 SNAPSHOTS = frozenset({"qwen35moe", "lfm2"})
 Way = Literal["free", "served"]
@@ -60,6 +62,8 @@ class Space:
     on_device: bool = False
     #: the build keeps snapshots of recurrent states
     snapshots: bool = False
+    #: launches are seen: many kernels count for more than little rounding
+    launches: bool = False
     #: the build can decode through llama_batch_ext
     process: bool = False
 
@@ -95,7 +99,7 @@ class Ground:
 def ground(chance: Random, space: Space) -> Ground:
     """A model and context settings."""
     recipe = chance.choice(space.recipes())
-    weights = space.weights or weighted(chance, WEIGHTS)
+    weights = space.weights or weighted(chance, LAUNCHED_WEIGHTS if space.launches else WEIGHTS)
     model = Model(zoo=recipe.name, type=UNSET if weights == "F32" else weights)
     caches = list(CACHES) + [((kind, kind, "enabled"), 2.0) for kind in space.kv_types]
     caches += [(("q8_0", kind, "enabled"), 2.0) for kind in space.kv_types]
