@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Iterator
 from random import Random
@@ -34,12 +35,16 @@ from isolate.errors import IsolateError
 from isolate.fault import Call, Fault, Signature, StepInFlight
 from isolate.recipes import Recipe
 from isolate.replay.supervisor import Supervisor
-from isolate.search import fuzz
+from isolate.search import fuzz, serving
 from isolate.search.coverage import facts
 from isolate.search.fuzz import CELLS, Space, cases, changed, generated, ground, hostile
 from isolate.search.hostile import accepted
 from isolate.search.known import Known, name_of, recognized, shipped
 from isolate.search.serving import MOST_STEPS
+from isolate.serve.memory import Memory
+from isolate.serve.options import Options, ServeError
+from isolate.serve.requests import Request
+from isolate.serve.slots import Server
 from isolate.zoo import ZOO
 
 SEEDS = st.integers(0, 2**32)
@@ -179,6 +184,26 @@ def test_no_step_oversteps_a_limit(seed: int, way: fuzz.Way) -> None:
             followed.step(step)
             if not context.kv_unified and not any(isinstance(each, SeqAdd) for each in case.steps):
                 assert all(end <= per_slot for end in followed.ends.values())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_served_case_is_what_the_server_emits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same options and requests, as a table would give them, end in the same steps."""
+    asked: list[tuple[Options, Memory, list[Request]]] = []
+
+    def noted(options: Options, memory: Memory, requests: list[Request]) -> Server:
+        asked.append((options, memory, requests))
+        return Server(options, memory, requests)
+
+    monkeypatch.setattr(serving, "Server", noted)
+    case = case_of(seed, "served")
+    options, memory, requests = asked[-1]
+    steps: list[Step] = []
+    with contextlib.suppress(ServeError):
+        for step in Server(options.check("served"), memory, requests).steps():
+            steps.append(step)
+    assert case.steps == steps[:MOST_STEPS] and case.context == options.context()
+    assert memory == Memory.of(recipe_of(case))
 
 
 def test_a_server_of_a_case_makes_no_more_steps_than_it_may() -> None:
