@@ -251,7 +251,8 @@ class _Runner:
             least = minimize(
                 pin.Job(case, Path(), ""), settings, Limits(replays=plan.replays, seconds=seconds),
                 # Else most end at the known finding that is the smallest.
-                avoid=lambda candidate: recognized(self.known, candidate, at_its_end) is not None,
+                avoid=lambda candidate: other_rules(case, candidate, fault)
+                or recognized(self.known, candidate, at_its_end) is not None,
             )  # fmt: skip
         except IsolateError:
             return Found(case, fault, 0, 1, confirmed=False)
@@ -259,6 +260,13 @@ class _Runner:
             # It may not be all that more time would have reduced it to.
             self.share.cut |= time.time() >= self.until
         return Found(least.case, least.fault, least.times, least.of)
+
+
+def other_rules(case: Case, candidate: Case, fault: Fault) -> bool:
+    """A removal is asked of memory that may refuse it, where that of the case may not: snapshots of recurrent states decide."""
+    kept = case.context.n_rs_seq == candidate.context.n_rs_seq
+    allowed = candidate.context.n_rs_seq is msgspec.UNSET or candidate.model.zoo in fuzz.SNAPSHOTS
+    return fault.kind == "memory" and not (kept and allowed)
 
 
 def _children(plan: Plan) -> Supervisor:
