@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from isolate.errors import IsolateError
-from isolate.options import build_options, jobs_option, json_option, replay_line, run_switches
+from isolate.options import build_options, json_option, replay_line, run_switches
 from isolate.recipes import Memory
 from isolate.report import json as report_json
 from isolate.terminal import say
@@ -33,9 +34,14 @@ TIMEOUT = 30.0
 @build_options
 @click.option("--minutes", metavar="M", type=click.FloatRange(0.01), help=f"How long [default: {MINUTES:g}].")
 @click.option(
-    "--cases", metavar="N", type=click.IntRange(1), help="Until so many cases were run, in all runs together."
+    "--cases",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Until at least so many cases were run, in all runs together.",
 )
-@jobs_option(2)
+@click.option(
+    "--jobs", metavar="N", type=click.IntRange(1, 256), help="Children at once [default: one a processor, 2 on a GPU]."
+)
 @click.option(
     "--seed", default=0, show_default=True, metavar="N", type=click.IntRange(0), help="Same seed, same cases."
 )
@@ -67,7 +73,7 @@ TIMEOUT = 30.0
 )
 @json_option
 def fuzz(
-    build: str | None, include: str | None, target: str, minutes: float | None, cases: int | None, jobs: int, seed: int,
+    build: str | None, include: str | None, target: str, minutes: float | None, cases: int | None, jobs: int | None, seed: int,
     out: Path | None, models: tuple[str, ...], memory: Memory | None, slots: int | None, server: bool, hostile: bool,
     plain: bool, known: tuple[Path, ...], database: str | None, cluster: str | None, timeout: float, json_path: str | None,
 ) -> None:  # fmt: skip
@@ -91,7 +97,9 @@ def fuzz(
     space = _space(models, memory, slots, build, include, target)
     # A fault of a launch shows in the first case of its model and settings, so that more of those are tried.
     size = LAUNCHED_SIZE if space.launches else SIZE
-    plan = Plan(seed, space, build, include, target, timeout, 1.0 if server else 0.3, hostile, not plain, size=size)
+    # A worker of a cluster has a current folder of its own.
+    where, headers = (None if path is None else str(Path(path).absolute()) for path in (build, include))
+    plan = Plan(seed, space, where, headers, target, timeout, 1.0 if server else 0.3, hostile, not plain, size=size)
     seconds = None if cases is not None and minutes is None else 60 * (minutes or MINUTES)
     switches = run_switches(build, include, target)
 
@@ -107,12 +115,13 @@ def fuzz(
         stack.enter_context(_ended_in_order())
         campaign = stack.enter_context(Campaign(plan, folder, [*shipped(), *read_all(known)], document, examples))
         if cluster:
-            executor, jobs = stack.enter_context(workers_of(cluster))
+            executor, at_once = stack.enter_context(workers_of(cluster))
         else:
-            executor = stack.enter_context(processes(jobs))
+            at_once = jobs or (2 if target == "cuda" else len(os.sched_getaffinity(0)))
+            executor = stack.enter_context(processes(at_once))
         try:
             with report_campaign.told(campaign.totals, seconds) as told:
-                campaign.run(executor, jobs, cases, seconds, told)
+                campaign.run(executor, at_once, cases, seconds, told)
         finally:
             findings = [finding(found, campaign.folder.case(name)) for name, found in campaign.totals.found.items()]
             if json_path != "-":

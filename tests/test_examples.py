@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from isolate.cli import main
 from isolate.errors import IsolateError
 from isolate.search.examples import Examples
 from isolate.search.known import shipped
@@ -83,15 +85,23 @@ def test_what_one_campaign_keeps_another_gets(place: str) -> None:
 @pytest.mark.parametrize("place", ["redis://", "http://host/x", "redis://127.0.0.1:not-a-port"])
 def test_what_is_no_database_is_refused(place: str) -> None:
     with pytest.raises(IsolateError, match=r"name a folder, or a Redis server|not the address of a Redis server"):
-        list(Examples(place))
+        Examples(place)
 
 
 def test_a_server_that_does_not_answer_is_one_sentence() -> None:
     started = time.monotonic()
     place = f"redis://127.0.0.1:{free_port()}"
     with pytest.raises(IsolateError, match=f"{place}: the example database cannot be used: .*refused"):
-        list(Examples(place))
+        Examples(place)
     assert time.monotonic() - started < 15
+
+
+def test_a_campaign_with_a_database_that_does_not_answer_does_not_begin(tmp_path: Path) -> None:
+    words = ["fuzz", "--database", f"redis://127.0.0.1:{free_port()}", "--out", str(tmp_path / "campaign")]
+    result = CliRunner().invoke(main, words)
+    (line,) = result.output.splitlines()
+    assert result.exit_code == 2 and "the example database cannot be used" in line
+    assert not (tmp_path / "campaign").exists()
 
 
 def test_a_folder_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ class Examples:
     def __init__(self, place: str) -> None:
         self.place = place
         self.database = _database(place)
+        self._fetched()
 
     def __iter__(self) -> Iterator[Case]:
         for data in sorted(self._fetched()):
