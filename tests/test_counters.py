@@ -22,6 +22,7 @@ from isolate.case import (
     Decode,
     Model,
     Pattern,
+    Reopen,
     Restore,
     Run,
     Save,
@@ -217,6 +218,12 @@ def test_forty_equal_rounds_show_nothing_on_a_right_library(zoo: str, right: Sup
 @pytest.mark.parametrize("zoo", ["llama", "qwen35moe"])
 def test_forty_equal_rounds_show_nothing_on_a_gpu(zoo: str, gpu: Supervisor) -> None:
     outcome = gpu.run(case(zoo, *rounds(40)), CHECK)
+    assert outcome.fault is None, outcome.fault
+
+
+def test_contexts_made_anew_give_back_what_they_had(gpu: Supervisor) -> None:
+    anew: list[Step] = [Reopen(context=F32), Decode(batch=[Run(0, Pattern(30, 120)), Run(1, [6])])]
+    outcome = gpu.run(case("llama", *anew * 8), CHECK)
     assert outcome.fault is None, outcome.fault
 
 
