@@ -33,6 +33,8 @@ from isolate.search.minimize import Limits, minimize
 SIZE = 40
 #: Replays that reducing one finding may cost.
 REPLAYS = 250
+#: The same for a step that hangs: each costs the time limit.
+HANG_REPLAYS = 12
 #: Seconds beyond the campaign's time in which what was found last is reduced a little.
 LAST_SECONDS = 4.0
 #: Findings of one signature and kind of memory that a share reduces.
@@ -247,9 +249,12 @@ class _Runner:
         )  # fmt: skip
         at_its_end = replace(fault, step=replace(fault.step, index=None))
         seconds = None if self.until == math.inf else max(0.0, self.until + LAST_SECONDS - time.time())
+        limits = Limits(replays=plan.replays, seconds=seconds)
+        if fault.kind == "hang":
+            limits = Limits(replays=HANG_REPLAYS, seconds=seconds, confirm=1)
         try:
             least = minimize(
-                pin.Job(case, Path(), ""), settings, Limits(replays=plan.replays, seconds=seconds),
+                pin.Job(case, Path(), ""), settings, limits,
                 # Else most end at the known finding that is the smallest.
                 avoid=lambda candidate: other_rules(case, candidate, fault)
                 or recognized(self.known, candidate, at_its_end) is not None,
