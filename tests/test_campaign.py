@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -24,13 +25,14 @@ from isolate import case as cases_of
 from isolate.cli import main
 from isolate.errors import IsolateError
 from isolate.replay.supervisor import Supervisor
+from isolate.report import campaign as report_campaign
 from isolate.report import findings
 from isolate.search import campaign as campaigns
 from isolate.search.campaign import Campaign
 from isolate.search.examples import Examples
 from isolate.search.executors import processes
 from isolate.search.known import name_of, shipped
-from isolate.search.shard import Plan, Share, end_children, run_share
+from isolate.search.shard import Found, Plan, Share, end_children, run_share
 from tests.campaigns import CASES, PLAN, PLANTED, SHARES, campaign, document, files, kept
 from tests.conftest import ROOT, descendants, signals_as_at_a_terminal
 from tests.mutants.worker import WORKER, with_mutant
@@ -133,15 +135,9 @@ def test_a_fault_that_does_not_come_again_is_told_and_kept(tmp_path: Path, monke
     assert "not in fresh children" in case.about and case.expect == "pass"
     with Supervisor() as children:
         assert children.run(case).fault is None
-    said = campaigns_text(running)
+    said = report_campaign.text(running, [each.finding("") for each in running.totals.found.values()])
     assert "not confirmed in fresh children: FAULT  signal in step" in said
     assert str(tmp_path / "c" / "unconfirmed" / f"{name}.json") in said
-
-
-def campaigns_text(running: Campaign) -> str:
-    from isolate.report import campaign as report_campaign
-
-    return report_campaign.text(running, [found.finding("") for found in running.totals.found.values()])
 
 
 # -- the same, however it is run
@@ -241,9 +237,7 @@ def test_a_finding_that_was_cut_short_gives_way_to_what_it_is_reduced_to(whole: 
         assert (folder / f"{name}.json").exists() and (folder / "findings" / f"{name}.json").exists()
 
 
-def replace_case(found: dict[str, Any], case: cases_of.Case) -> Any:
-    from isolate.search.shard import Found
-
+def replace_case(found: dict[str, Any], case: cases_of.Case) -> Found:
     return replace(msgspec.convert(found, Found), case=case)
 
 
@@ -389,6 +383,33 @@ def test_what_later_shares_do_not_need_is_not_held(tmp_path: Path) -> None:
 
 
 # -- the command
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_is_told_where_a_campaign_stands(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    totals = campaigns.Totals()
+    with report_campaign.told(totals, 90) as show:
+        totals.cases, totals.clock, totals.cases_here = 3, 2.0, 3
+        totals.found = whole.totals.found
+        show()
+    said = terminal.getvalue()
+    assert "3 cases, 0 steps (1.5 cases a second)" in said and " left" in said
+    assert said.count("NEW  positions in load") >= 1
+
+
+def test_nobody_is_told_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", nothing := io.StringIO())
+    with report_campaign.told(campaigns.Totals(), 90) as show:
+        show()
+    assert nothing.getvalue() == ""
 
 
 def fuzz(folder: Path, example: str, *words: object) -> Result:
