@@ -37,6 +37,8 @@ class Counters:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.samples: list[Sample] = []
+        # Only there is it judged: a call that the case does not make is not made for nothing.
+        self._repeats = series.repeats(engine.case.steps)
         self._read = engine.writer.library.isolate_trace_counts
         self._read.argtypes, self._read.restype = [ctypes.POINTER(_Counts)], None
         self._devices = self._on_gpus()
@@ -54,8 +56,8 @@ class Counters:
     def keep(self, index: int, step: Step, reference: Reference) -> None:
         """Keep what was read, with what the slots should hold now."""
         held = {name: self._sums[name] for name in series.HELD if name in self._sums}
-        if self.engine.memory:
-            held["state bytes"] = self.engine.library.llama_state_get_size(self.engine.context)
+        if self._repeats and self.engine.memory:
+            held["state bytes"] = sum(self._state(slot) for slot in range(self.engine.settings.n_seq_max))
         work = {name: self._step[name] for name in series.WORK}
         self.samples.append(Sample(index, step, self._fill(reference), work, held))
 
@@ -76,6 +78,13 @@ class Counters:
             tuple(len(slot.positions) for slot in slots),
             sum(len(kept_state.data) for kept_state in kept if kept_state.data is not None) + len(kept),
         )
+
+    def _state(self, slot: int) -> int:
+        """Bytes of a slot's state, as a server asks for them; the call for all slots at once aborts where some share a cell."""
+        library = self.engine.library
+        if library.has("llama_state_seq_get_size_ext"):
+            return int(library.llama_state_seq_get_size_ext(self.engine.context, slot, 0))
+        return int(library.llama_state_seq_get_size(self.engine.context, slot))
 
     def _now(self) -> dict[str, int]:
         counts = _Counts()

@@ -92,8 +92,7 @@ def fault(samples: Sequence[Sample]) -> Fault | None:
 
 def leak(samples: Sequence[Sample]) -> Fault | None:
     """What climbs over rounds that are all the same."""
-    numbers: dict[object, int] = {}
-    for rounds in repeated([numbers.setdefault(_shape(sample.step), len(numbers)) for sample in samples]):
+    for rounds in repeated(_shapes([sample.step for sample in samples])):
         name = _leaking(samples, rounds)
         if name:
             # Rounds that end with the step that leaks, where there are enough: a case is cut behind the step of its fault.
@@ -101,6 +100,17 @@ def leak(samples: Sequence[Sample]) -> Fault | None:
             enough = shorter.count >= ROUNDS and _leaking(samples, shorter) == name
             return _leak(samples, shorter if enough else rounds, name)
     return None
+
+
+def repeats(steps: Sequence[Step]) -> bool:
+    """There are rounds among these steps over which something can be seen to climb."""
+    return next(repeated(_shapes(steps)), None) is not None
+
+
+def _shapes(steps: Sequence[Step]) -> list[int]:
+    """A number for each step, the same for those of one shape."""
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault(_shape(step), len(numbers)) for step in steps]
 
 
 def _leaking(samples: Sequence[Sample], rounds: Rounds) -> str:
