@@ -2,19 +2,19 @@
 
     python benchmarks/soak.py [--steps 2000000] [--jobs 16] [--build DIR] [--out DIR] [--every 60] [--csv FILE]
 
-Resident memory, open files and children of the parent and of its processes are read every so many seconds. Last comes a
-short table; the exit code is 1 where the memory after the first quarter grew by more than a tenth, or something is left.
+Resident memory, open files and children of the parent and of its processes are read every so many seconds, when a share
+ends. Last comes a short table; the exit code is 1 where memory or files grew after the first quarter, or something is left.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -172,29 +172,19 @@ def soak(asked: argparse.Namespace, folder: Path) -> int:
     plan = Plan(asked.seed, Space(), asked.build, asked.include, asked.target)
     looks: list[Look] = []
     started = time.monotonic()
-    ended = threading.Event()
     campaign = Campaign(plan, folder, shipped(), document)
 
-    def watch() -> None:
-        while not ended.wait(asked.every):
+    def after_a_share() -> None:
+        now = time.monotonic() - started
+        if now - (looks[-1].seconds if looks else 0) >= asked.every:
             looks.append(look(campaign, started))
-            print(f"{looks[-1].seconds:.0f} s: {line(campaign.totals)}", file=sys.stderr, flush=True)
-
-    def enough() -> None:
+            print(f"{now:.0f} s: {line(campaign.totals)}", file=sys.stderr, flush=True)
         if campaign.totals.steps_here >= asked.steps:
             raise Enough
 
-    watching = threading.Thread(target=watch, daemon=True)
-    with campaign:
-        try:
-            with processes(asked.jobs) as executor:
-                watching.start()
-                campaign.run(executor, asked.jobs, None, None if asked.minutes is None else 60 * asked.minutes, enough)
-        except Enough:
-            pass
-        finally:
-            ended.set()
-    watching.join()
+    with campaign, contextlib.suppress(Enough), processes(asked.jobs) as executor:
+        seconds = None if asked.minutes is None else 60 * asked.minutes
+        campaign.run(executor, asked.jobs, None, seconds, after_a_share)
     if not looks:
         print("it ended before the first look: use a smaller --every", file=sys.stderr)
         return 2
