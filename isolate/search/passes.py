@@ -26,8 +26,8 @@ from isolate.case import (
     SeqCp,
     SeqRm,
 )
-from isolate.search import history
-from isolate.search.reduce import Reducer, drop_ranges, lower
+from isolate.search import history, numbers
+from isolate.search.reduce import Reducer, drop_ranges, halve, keep_needed, lower
 from isolate.search.without import (
     CELLS,
     counting,
@@ -35,6 +35,7 @@ from isolate.search.without import (
     least_cells,
     merged,
     on_one_slot,
+    on_slot_zero,
     renumbered,
     runs_of,
     sharing,
@@ -78,6 +79,7 @@ def size(case: Case) -> tuple[int, ...]:
         case.context.n_ctx,
         model_rank(case.model),
         sum(unlike_counting(run) for run in runs),
+        numbers.total(case),
         sum(run.at is not UNSET for run in runs) + sum(run.logits != "last" for run in runs),
         len(content(case)),
     )
@@ -98,11 +100,32 @@ def model_rank(model: Model) -> int:
 # -- steps
 
 
-def drop_all_but_the_last_steps(reducer: CaseReducer) -> None:
-    """Leave the step that fails, with as few before it as will do."""
-    count, kept = len(reducer.best.steps), 1
-    while kept < count and reducer.first([with_steps(reducer.best, reducer.best.steps[-kept:])]) is None:
-        kept *= 2
+def keep_needed_steps(reducer: CaseReducer) -> None:
+    """Leave the steps that are needed, found from the last one on."""
+    keep_needed(
+        reducer,
+        lambda case: len(case.steps),
+        lambda case, places: with_steps(case, [case.steps[place] for place in places]),
+    )
+
+
+def plain_at_once(reducer: CaseReducer) -> None:
+    """One slot, one token a run, and everything else plain; with the tokens there are; with the slots there are."""
+    best = reducer.best
+
+    def plain(case: Case | None, change: Callable[[Run], Run]) -> Case | None:
+        for make in (lambda case: with_all_runs(case, change), _with_plain_settings, _with_plain_model):
+            case = make(case) or case if case is not None else None
+        return case
+
+    one_slot = on_slot_zero(best)
+    reducer.first(
+        (
+            plain(one_slot, lambda run: replace(run, at=UNSET, logits="last", tokens=counting(1))),
+            plain(one_slot, lambda run: replace(run, at=UNSET, logits="last", tokens=counting(run.count()))),
+            plain(best, lambda run: replace(run, at=UNSET, logits="last", tokens=counting(run.count()))),
+        )
+    )
 
 
 def drop_ranges_of_steps(reducer: CaseReducer) -> None:
@@ -158,18 +181,32 @@ def share_states(reducer: CaseReducer) -> None:
 
 
 def shorten_runs(reducer: CaseReducer) -> None:
-    """As few tokens as will do, in all runs at once and then in each."""
+    """Fewer tokens, by halves: in all runs at once, then in each."""
     reducer.first([with_all_runs(reducer.best, lambda run: cut(run, 1))])
     for index, number in runs_of(reducer.best):
-        runs = reducer.best.steps[index].batch  # type: ignore[union-attr]
+        run = _run(reducer.best, index, number)
         # what a last ubatch holds alone
-        reducer.first([with_run(reducer.best, index, number, cut(runs[number], runs[number].count() % reducer.best.context.n_ubatch or 1))])  # fmt: skip
-        runs = reducer.best.steps[index].batch  # type: ignore[union-attr]
+        last = run.count() % reducer.best.context.n_ubatch
+        if last and last < run.count():
+            reducer.first([with_run(reducer.best, index, number, cut(run, last))])
+        _with_counts(reducer, index, number, halve)
 
-        def with_count(count: int, index: int = index, number: int = number, run: Run = runs[number]) -> Case | None:
-            return with_run(reducer.best, index, number, cut(run, count))
 
-        lower(reducer, runs[number].count(), 1, with_count)
+def fewest_tokens(reducer: CaseReducer) -> None:
+    """As few tokens as will do in each run."""
+    for index, number in runs_of(reducer.best):
+        _with_counts(reducer, index, number, lower)
+
+
+def _with_counts(reducer: CaseReducer, index: int, number: int, bring_down: Callable[..., int]) -> None:
+    run = _run(reducer.best, index, number)
+    bring_down(reducer, run.count(), 1, lambda count: with_run(reducer.best, index, number, cut(run, count)))
+
+
+def _run(case: Case, index: int, number: int) -> Run:
+    step = case.steps[index]
+    assert isinstance(step, Decode)
+    return step.batch[number]
 
 
 def plain_runs(reducer: CaseReducer) -> None:
@@ -208,9 +245,7 @@ def plain_numbers(reducer: CaseReducer) -> None:
 
 def plain_settings(reducer: CaseReducer) -> None:
     """Settings to their defaults: all at once, then each; then as few slots and cells as will do."""
-    least = least_cells(reducer.best)
-    plain = replace(DEFAULTS, n_ctx=least, n_seq_max=max(slots(reducer.best), default=0) + 1)
-    reducer.first([valid(replace(reducer.best, context=plain, api="llama_decode", hostile=False))])
+    reducer.first([_with_plain_settings(reducer.best)])
     for name, value in reducer.best.context.settings().items():
         default = getattr(DEFAULTS, name)
         if name not in _COUNTED and value != default:
@@ -234,29 +269,53 @@ def plain_settings(reducer: CaseReducer) -> None:
     )
 
 
+def _with_plain_settings(case: Case) -> Case | None:
+    plain = replace(DEFAULTS, n_ctx=least_cells(case), n_seq_max=max(slots(case), default=0) + 1)
+    return valid(replace(case, context=plain, api="llama_decode", hostile=False))
+
+
+def _with_plain_model(case: Case) -> Case | None:
+    return valid(replace(case, model=Model(zoo=min(ZOO, key=lambda name: model_rank(Model(zoo=name))))))
+
+
 def plain_model(reducer: CaseReducer) -> None:
-    """The plainest model of the zoo that will do, not quantized, of the default seed."""
-    reducer.first([valid(replace(reducer.best, model=replace(reducer.best.model, type=UNSET, seed=UNSET)))] if reducer.best.model.zoo is not UNSET else [])  # fmt: skip
+    """The plainest model of the zoo; or the same one, not quantized, of the default seed."""
+    kept = reducer.best.model
+    reducer.first([_with_plain_model(reducer.best)])
+    reducer.first([_with_model(reducer.best, Model(zoo=kept.zoo)) if kept.zoo is not UNSET else None])
+
+
+def plainest_model(reducer: CaseReducer) -> None:
+    """The plainest model of the zoo that will do, of the same type and seed; then without them."""
     kept = reducer.best.model
     names = sorted(ZOO, key=lambda name: model_rank(Model(zoo=name)))
-    reducer.first(valid(replace(reducer.best, model=Model(zoo=name, type=kept.type, seed=kept.seed))) for name in names)
+    reducer.first(_with_model(reducer.best, Model(zoo=name, type=kept.type, seed=kept.seed)) for name in names)
     kept = reducer.best.model
-    if kept.seed is not UNSET:
-        reducer.first([valid(replace(reducer.best, model=replace(kept, seed=UNSET)))])
+    if kept.zoo is not UNSET:
+        plainer = ({"type": UNSET, "seed": UNSET}, {"type": UNSET}, {"seed": UNSET})
+        reducer.first(_with_model(reducer.best, replace(kept, **change)) for change in plainer)
 
 
-#: In the order that takes away most with least.
+def _with_model(case: Case, model: Model) -> Case | None:
+    return valid(replace(case, model=model))
+
+
+#: In the order that takes away most with least; what asks most comes last, when nothing after it changes what it was asked of.
 PASSES: tuple[Callable[[CaseReducer], None], ...] = (
-    drop_all_but_the_last_steps,
+    keep_needed_steps,
+    plain_at_once,
     drop_slots,
-    drop_ranges_of_steps,
+    shorten_runs,
+    plain_settings,
+    plain_model,
     decode_instead_of_restoring,
     share_states,
     merge_decodes,
     drop_runs,
-    plain_settings,
-    shorten_runs,
     plain_runs,
     plain_numbers,
-    plain_model,
+    numbers.small_numbers,
+    drop_ranges_of_steps,
+    fewest_tokens,
+    plainest_model,
 )

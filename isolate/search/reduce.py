@@ -15,6 +15,8 @@ from typing import Any, Generic, TypeVar
 Item = TypeVar("Item")
 #: Counts up to this one are all tried: a fault may need 6 to 8 of something and be absent at 5, 9 and 100.
 ALL_TRIED = 16
+#: Elements among which a logarithm is no gain.
+FEW = 4
 
 
 class Exhausted(Exception):
@@ -97,21 +99,62 @@ def drop_ranges(
         size //= 2
 
 
-def lower(reducer: Reducer[Item], count: int, least: int, with_count: Callable[[int], Item | None]) -> int:
-    """Bring a count of the best down to the least that is interesting; returns it.
+def keep_needed(
+    reducer: Reducer[Item], length: Callable[[Item], int], only: Callable[[Item, list[int]], Item | None]
+) -> None:
+    """Keep elements that are needed: one after the other, each found as the one where the shortest end that will do begins.
 
-    All counts up to ALL_TRIED are tried, from the smallest on. Above them bisection finds the least where interest is
-    monotone, and in any case a count whose predecessor is not interesting.
+    The first is looked for from the end on, by doubling; all by bisection, so that each costs a logarithm. `only(item, places)`
+    is the item with these elements alone, None where it cannot be.
     """
-    if reducer.first([with_count(least)] if least < count else []) is not None:
-        return least
-    low, high = max(least + 1, ALL_TRIED + 1), count
+    start, total = reducer.best, length(reducer.best)
+    needed: list[int] = []
+
+    def will_do(count: int) -> bool:
+        candidate = only(start, [*needed, *range(total - count, total)])
+        return candidate is not None and (reducer.first([candidate]) is not None or candidate == reducer.best)
+
+    left = total
+    low, high = 0, 1
+    while high < left and not will_do(high):
+        low, high = high, min(2 * high, left)
+    # among a few it costs less to leave out one after the other
+    while left > FEW:
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if will_do(middle) else (middle, high)
+        if high == 0:
+            return
+        needed.append(total - high)
+        left = high - 1
+        low, high = -1, left
+
+
+def halve(reducer: Reducer[Item], count: int, least: int, with_count: Callable[[int], Item | None]) -> int:
+    """Bring a count of the best near the least that is interesting, or above ALL_TRIED to one that has a boring predecessor."""
+    for number in sorted({least, ALL_TRIED}):
+        if least <= number < count and reducer.first([with_count(number)]) is not None:
+            return number
+    low, high = max(least, ALL_TRIED) + 1, count
     while low < high:
         middle = (low + high) // 2
         if reducer.first([with_count(middle)]) is None:
             low = middle + 1
         else:
             high = middle
-    small = range(least + 1, min(high, ALL_TRIED + 1))
+    return max(high, min(count, least))
+
+
+def lower(reducer: Reducer[Item], count: int, least: int, with_count: Callable[[int], Item | None]) -> int:
+    """Bring a count of the best down to the least that is interesting; returns it.
+
+    All counts up to ALL_TRIED are tried, from the smallest on. Above them the predecessor is, and bisection finds the least where
+    interest is monotone.
+    """
+    small = range(least, min(count, ALL_TRIED + 1))
     taken = reducer.first(with_count(number) for number in small)
-    return high if taken is None else small[taken]
+    if taken is not None:
+        return small[taken]
+    if count - 1 <= max(ALL_TRIED, least) or reducer.first([with_count(count - 1)]) is None:
+        return count
+    return halve(reducer, count - 1, least, with_count)

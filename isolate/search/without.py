@@ -136,6 +136,20 @@ def on_one_slot(case: Case, slot: int) -> Case | None:
     return with_steps(case, steps)
 
 
+def on_slot_zero(case: Case) -> Case | None:
+    """Every step on slot 0, with the tokens of a batch in one run; what is copied goes to slot 1."""
+    steps: list[Step] = []
+    for step in case.steps:
+        if isinstance(step, Decode):
+            steps.append(replace(step, batch=[Run(0, counting(sum(run.count() for run in step.batch)))]))
+            continue
+        named = {"slot": 0, "into": 1}
+        steps.append(
+            replace(step, **{name: new for name, new in named.items() if isinstance(getattr(step, name, None), int)})
+        )
+    return with_steps(case, steps)
+
+
 def renumbered(case: Case) -> Case | None:
     """Slots 0, 1, ... in the order of their numbers."""
     new = {slot: number for number, slot in enumerate(slots(case))}
