@@ -1,4 +1,4 @@
-"""A pass for the reducer that makes the numbers in steps small: where a range begins and ends, how far a shift goes."""
+"""Passes for the reducer over single numbers: where a range begins and ends, how far a shift goes, where a run's tokens begin."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from isolate.case import Case, SeqAdd, SeqCp, SeqRm
+from isolate.case import Case, Decode, Pattern, Run, SeqAdd, SeqCp, SeqRm
 from isolate.search.reduce import Reducer, lower
-from isolate.search.without import with_steps
+from isolate.search.without import runs_of, with_run, with_steps
 
 _RANGES = (SeqRm, SeqCp, SeqAdd)
 
@@ -39,3 +39,27 @@ def small_numbers(reducer: Reducer[Case]) -> None:
 
             if sign * number > least and (number > 0 or name == "delta"):
                 lower(reducer, sign * number, least, with_number)
+
+
+def last_tokens(reducer: Reducer[Case]) -> None:
+    """The last token of each run, or all but its first, where slots need tokens that differ."""
+    places = list(runs_of(reducer.best))
+    for index, number in places if len(places) > 1 else ():
+        step = reducer.best.steps[index]
+        assert isinstance(step, Decode)
+        run = step.batch[number]
+        reducer.first(
+            with_run(reducer.best, index, number, _end_of(run, count))
+            for count in (1, run.count() - 1)
+            if 0 < count < run.count()
+        )
+
+
+def _end_of(run: Run, count: int) -> Run:
+    gone = run.count() - count
+    if isinstance(run.tokens, Pattern):
+        first = (run.tokens.first + gone * run.tokens.stride) % run.tokens.modulo
+        return replace(run, tokens=replace(run.tokens, count=count, first=first))
+    kept = run.tokens if isinstance(run.tokens, str) else run.tokens[gone:]
+    logits = [place - gone for place in run.logits if place >= gone] if isinstance(run.logits, list) else run.logits
+    return replace(run, tokens=kept, logits=logits or "last")

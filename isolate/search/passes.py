@@ -109,23 +109,32 @@ def keep_needed_steps(reducer: CaseReducer) -> None:
     )
 
 
+#: What is kept as it is while all else is made plain.
+_KEPT: tuple[frozenset[str], ...] = (frozenset(), frozenset({"tokens"}), frozenset({"slots", "tokens"}))
+
+
 def plain_at_once(reducer: CaseReducer) -> None:
-    """One slot, one token a run, and everything else plain; with the tokens there are; with the slots there are."""
+    """One slot, one token a run, settings and model plain; with the tokens there are; with the slots too."""
     best = reducer.best
+    reducer.first(_plain(best, kept) for kept in _KEPT)
 
-    def plain(case: Case | None, change: Callable[[Run], Run]) -> Case | None:
-        for make in (lambda case: with_all_runs(case, change), _with_plain_settings, _with_plain_model):
-            case = make(case) or case if case is not None else None
-        return case
 
-    one_slot = on_slot_zero(best)
-    reducer.first(
-        (
-            plain(one_slot, lambda run: replace(run, at=UNSET, logits="last", tokens=counting(1))),
-            plain(one_slot, lambda run: replace(run, at=UNSET, logits="last", tokens=counting(run.count()))),
-            plain(best, lambda run: replace(run, at=UNSET, logits="last", tokens=counting(run.count()))),
-        )
+def _plain(case: Case | None, kept: frozenset[str]) -> Case | None:
+    """The case with everything plain but what is to be kept; None where that is no valid case."""
+
+    def change(run: Run) -> Run:
+        return replace(run, at=UNSET, logits="last", tokens=counting(run.count() if "tokens" in kept else 1))
+
+    changes: tuple[tuple[str, Callable[[Case], Case | None]], ...] = (
+        ("slots", on_slot_zero),
+        ("", lambda case: with_all_runs(case, change)),
+        ("settings", _with_plain_settings),
+        ("model", _with_plain_model),
     )
+    for name, make in changes:
+        if case is not None and name not in kept:
+            case = make(case)
+    return case
 
 
 def drop_ranges_of_steps(reducer: CaseReducer) -> None:
@@ -246,6 +255,8 @@ def plain_numbers(reducer: CaseReducer) -> None:
 def plain_settings(reducer: CaseReducer) -> None:
     """Settings to their defaults: all at once, then each; then as few slots and cells as will do."""
     reducer.first([_with_plain_settings(reducer.best)])
+    plain = {name: getattr(DEFAULTS, name) for name in reducer.best.context.settings() if name not in _COUNTED}
+    reducer.first([with_settings(reducer.best, plain)])
     for name, value in reducer.best.context.settings().items():
         default = getattr(DEFAULTS, name)
         if name not in _COUNTED and value != default:
@@ -315,6 +326,7 @@ PASSES: tuple[Callable[[CaseReducer], None], ...] = (
     plain_runs,
     plain_numbers,
     numbers.small_numbers,
+    numbers.last_tokens,
     drop_ranges_of_steps,
     fewest_tokens,
     plainest_model,
