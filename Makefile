@@ -1,12 +1,13 @@
 # make demo   install into .venv and replay the shipped cases on the CPU
 # make test   everything that a machine without a GPU can test
 # make check  lint and types
+# make mutants  how many planted faults generated cases find, and after how many cases
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find native -type f)
 
-.PHONY: demo test check clean
+.PHONY: demo test check mutants clean
 
 demo: $(VENV)/.installed
 	$(BIN)/isolate doctor
@@ -19,6 +20,9 @@ check: $(VENV)/.installed
 	$(BIN)/ruff check isolate tests tools benchmarks
 	$(BIN)/ruff format --check isolate tests tools benchmarks
 	$(BIN)/mypy
+
+mutants: $(VENV)/.installed
+	PYTHONPATH=. $(BIN)/python -m tests.mutants.score
 
 # Installed anew when a native source or a dependency changes; Python sources are used in place.
 $(VENV)/.installed: pyproject.toml $(NATIVE)

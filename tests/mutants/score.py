@@ -1,6 +1,6 @@
 """The mutation score: how many planted faults generated cases find, and after how many cases.
 
-    python -m tests.mutants.score [NAME...]
+    PYTHONPATH=. python -m tests.mutants.score [NAME...]
 
 Cases are those of a campaign with one seed, so the same every time. A fault that the library has by itself is no kill.
 """

@@ -1,0 +1,112 @@
+"""What generated cases cost: a second of one core, against a loop that starts a process a case, and guided against by chance.
+
+python -m benchmarks.fuzz [SHARES]
+python -m benchmarks.fuzz guided [SEEDS [NAME...]]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from statistics import median
+
+from isolate.case import Case
+from isolate.fault import Fault
+from isolate.replay.supervisor import Supervisor
+from isolate.search.executors import processes
+from isolate.search.fuzz import Space
+from isolate.search.shard import Plan, _Runner, end_children
+from tests.mutants.catalogue import MUTANTS
+from tests.mutants.score import Hunted, hunt
+
+SHARES = 12
+#: Cases that the loop runs which starts a process for each.
+LOOPED = 40
+JOBS = 2
+MOST = 600
+
+
+class _Unreduced(_Runner):
+    """A share whose faults are counted, not reduced."""
+
+    def _examine(self, case: Case, fault: Fault) -> None:
+        pass
+
+
+def shares(count: int, worker: str = "isolate.replay.worker") -> tuple[int, int, float]:
+    """Cases, steps and seconds of the first shares of a campaign in one warm child."""
+    started = time.perf_counter()
+    kept: list[Case] = []
+    seen: set[str] = set()
+    cases = steps = 0
+    for number in range(count):
+        share = _Unreduced(Plan(1, Space(), worker=worker), number, (), kept[-400:], frozenset(seen)).run()
+        cases, steps = cases + share.cases, steps + share.steps
+        kept += share.kept
+        seen |= set(share.facts)
+    end_children()
+    return cases, steps, time.perf_counter() - started
+
+
+def looped() -> float:
+    """Seconds a case where each has a process of its own."""
+    runner = _Unreduced(Plan(1, Space()), 0, (), (), frozenset())
+    cases = [case for case, _ in runner._cases()][:LOOPED]
+    started = time.perf_counter()
+    for case in cases:
+        with Supervisor() as children:
+            children.run(case)
+    return (time.perf_counter() - started) / len(cases)
+
+
+def cost(count: int) -> None:
+    """Print cases and steps a second, the library's share, and how much a process a case would cost."""
+    cases, steps, seconds = shares(count)
+    print(
+        f"{cases} cases, {steps} steps in {seconds:.1f} s: {cases / seconds:.1f} cases, {steps / seconds:.0f} steps a second"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TIMED"] = str(Path(folder, "timed"))
+        _, _, timed = shares(count, "benchmarks.timed_worker")
+        inside, running = map(float, Path(os.environ["TIMED"]).read_text().split())
+    print(f"in the library: {inside / running:.0%} of the time the child ran cases, {inside / timed:.0%} of all")
+    alone = looped()
+    print(f"a process a case: {1 / alone:.2f} cases a second, {alone * cases / seconds:.1f} times slower")
+
+
+def guided(seeds: int, names: list[str]) -> None:
+    """Print, for each planted fault, the median over the seeds of the cases to find it, guided and by chance."""
+    ratios = []
+    with processes(JOBS) as executor:
+        hunts: dict[tuple[str, bool], list[Future[Hunted]]] = {
+            (name, way): [executor.submit(hunt, name, seed, way, MOST) for seed in range(1, seeds + 1)]
+            for name in names
+            for way in (True, False)
+        }
+        for name in names:
+            one, other = (
+                median(done.result().cases if done.result().fault else MOST for done in hunts[name, way])
+                for way in (True, False)
+            )
+            ratios.append(one / other)
+            print(f"{name:<40} {one:>5.0f} guided {other:>5.0f} by chance  {one / other:>5.2f}", flush=True)
+    print(
+        f"median of the ratios: {median(ratios):.2f}; guided needs fewer cases for {sum(r < 1 for r in ratios)} of {len(ratios)}"
+    )
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    words = sys.argv[1:]
+    if words[:1] == ["guided"]:
+        guided(int(words[1]) if len(words) > 1 else 3, words[2:] or list(MUTANTS))
+    else:
+        cost(int(words[0]) if words else SHARES)
+
+
+if __name__ == "__main__":
+    main()
