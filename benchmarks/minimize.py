@@ -98,7 +98,7 @@ def hypothesis(asked: Asked) -> None:
 
     began = asked.best
     numbers = st.lists(st.integers(0, len(began.steps) - 1), unique=True).map(sorted)
-    chosen = settings(max_examples=asked.finding.most, database=None, phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck), derandomize=True)  # fmt: skip
+    chosen = settings(max_examples=asked.finding.most, database=None, phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck), derandomize=True, deadline=None)  # fmt: skip
     try:
         find(
             numbers, lambda config: asked(with_steps(began, [began.steps[index] for index in config])), settings=chosen

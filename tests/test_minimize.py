@@ -14,8 +14,12 @@ from click.testing import CliRunner, Result
 from isolate import case as cases
 from isolate.case import Case, Decode
 from isolate.cli import main
+from isolate.fault import Call, Fault, Signature, StepInFlight
+from isolate.replay.supervisor import Outcome
+from isolate.replay.target import find
+from isolate.search import minimize as minimizer
 from isolate.search.needs import tokens
-from isolate.search.pin import Settings
+from isolate.search.pin import Job, Settings
 from isolate.search.repeat import still_comes
 from tests import cuda_builds
 from tests.conftest import ROOT
@@ -107,6 +111,27 @@ def test_a_budget_keeps_the_best_so_far_and_resuming_runs_no_case_twice(tmp_path
     wrong.write_text("[1]\n")
     refused = minimize(path, "--out", tmp_path / "x.json", "--resume", wrong)
     assert refused.exit_code == 2 and "not a file of verdicts" in refused.output
+
+
+@pytest.mark.parametrize("replays", [1, 4, 7, 9, 30])
+def test_the_budget_is_kept_where_nothing_comes_again_in_fresh_children(
+    replays: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = REPORTS / "r12-shift-of-m-rope.json"
+    start = cases.read(path)
+    call = Call("llama_decode", 1)
+    step = StepInFlight(len(start.steps) - 1, "seq_add")
+    fault = Fault("decode", Signature("decode", "llama_decode", 1, "seq_add"), step, call, call, "planted")
+
+    def run(self: minimizer.Replays, case: Case, fresh: bool = False, counted: bool = False) -> Outcome:
+        self.ran += not counted
+        return Outcome(fault if not fresh or len(case.steps) == len(start.steps) else None, 1, 0.0)
+
+    monkeypatch.setattr(minimizer.Replays, "_run", run)
+    limits = minimizer.Limits(replays=replays, confirm=3)
+    result = minimizer.minimize(Job(start, path.parent, ""), Settings(find("cpu"), None, None), limits)
+    assert result.replays <= replays
+    assert len(result.case.steps) == len(start.steps) and not result.minimal
 
 
 def test_several_at_once_end_alike(tmp_path: Path, nothing_left: None) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isolate.case import Case
+from isolate.case import Case, Context, Decode, Load, Model, Reopen, Run, Save
 from isolate.search import passes
 from isolate.search.needs import tokens
 from isolate.search.reduce import ALL_TRIED, Exhausted, Reducer, drop_ranges, lower
@@ -133,6 +133,25 @@ def test_a_count_is_brought_down_to_its_threshold(least: int) -> None:
     reducer: Reducer[Numbers] = Reducer((5000,), predicate, size)
     assert lower(reducer, 5000, 1, lambda number: (number,)) == least
     assert reducer.best == (least,)
+
+
+def test_settings_of_a_context_that_is_made_again_are_shrunk_too() -> None:
+    """The fault needs a restart with a unified cache, and a decode at the end."""
+    strange = Context(n_ctx=8192, n_batch=64, n_seq_max=4, type_k="q8_0", kv_unified=True, flash_attn_type="enabled")
+    decode = Decode(batch=[Run(0, [1, 2, 3])])
+    steps = [decode, Save(slot=0, name="a"), Reopen(context=strange), Load(name="a"), Reopen(context=strange), decode]
+    began = Case(isolate=1, model=Model(zoo="llama"), context=Context(n_ctx=4096, n_seq_max=2), steps=steps)
+
+    def holds(case: Case) -> bool:
+        made = [step.context for step in case.steps if isinstance(step, Reopen)]
+        return any(context.kv_unified for context in made) and isinstance(case.steps[-1], Decode)
+
+    reducer = Reducer(began, holds, passes.size, passes.content)
+    assert reducer.run(passes.PASSES)
+    reopened, last = reducer.best.steps
+    assert isinstance(reopened, Reopen) and isinstance(last, Decode)
+    assert reopened.context == Context(n_ctx=256, kv_unified=True)
+    assert reducer.best.context == Context(n_ctx=256)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

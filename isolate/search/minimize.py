@@ -99,15 +99,20 @@ def minimize(
         minimal = reducer.run([*passes.PASSES, lambda reducer: trail.append(reducer.best)])
         trail.append(reducer.best)
         replays.end_children()
-        # A child that ran other cases before is no witness: what does not come in fresh ones falls back to what did.
-        while True:
-            best = trail.pop()
-            again, times, of = replays.confirm(best)
-            if again is not None and again.signature == fault.signature:
+        # A child that ran other cases before is no witness: what does not come in fresh ones falls back to what did, and
+        # where the budget is spent to what came in the beginning.
+        best, again = trail.pop(), None
+        while replays.left() > 0:
+            found, seen, runs = replays.confirm(best)
+            if found is not None and found.signature == fault.signature:
+                again, times, of = found, seen, runs
                 break
             minimal = False
             if not trail:
-                raise IsolateError(f"the fault did not come again in {of} fresh children; run: {job.replay}")
+                raise IsolateError(f"the fault did not come again in {runs} fresh children; run: {job.replay}")
+            best = trail.pop()
+        if again is None:
+            best, again, minimal = start, fault, False
         others = tuple(replays.others.values())
     return Minimized(
         _named(best, again, settings), again, times, of, replays.ran, replays.remembered, time.monotonic() - started,
@@ -177,6 +182,10 @@ class Replays:
             if self._file.tell() == 0:
                 self._file.write(json.dumps(header) + "\n")
 
+    def left(self) -> float:
+        """Replays that may still be made."""
+        return float("inf") if self.limits.replays is None else self.limits.replays - self.ran
+
     def end_children(self) -> None:
         """A child ends with the thread that started it: none may be left from a search in several threads."""
         for children in list(self.pool.queue):
@@ -187,7 +196,7 @@ class Replays:
         seen: list[Fault] = []
         wanted = self.wanted
         runs = 0
-        while runs < (FLAKY_RUNS if self.rate < 1 or 0 < len(seen) < runs else self.limits.confirm):
+        while runs < (FLAKY_RUNS if self.rate < 1 or 0 < len(seen) < runs else self.limits.confirm) and self.left() > 0:
             fault = self._run(case, fresh=True).fault
             runs += 1
             wanted = wanted or (fault.signature if fault else None)
@@ -207,7 +216,7 @@ class Replays:
             over = self._ends is not None and time.monotonic() > self._ends
             # What is left must do to confirm the result.
             kept = self.limits.confirm if self.rate >= 1 else FLAKY_RUNS
-            if over or (self.limits.replays is not None and self.ran + kept >= self.limits.replays):
+            if over or self.left() <= kept:
                 raise Exhausted
             self.ran += 1
         try:

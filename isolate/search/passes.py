@@ -19,6 +19,7 @@ from isolate.case import (
     Decode,
     Load,
     Model,
+    Reopen,
     Restore,
     Run,
     Save,
@@ -30,6 +31,7 @@ from isolate.search import history, numbers
 from isolate.search.reduce import Reducer, drop_ranges, halve, keep_needed, lower
 from isolate.search.without import (
     CELLS,
+    contexts_of,
     counting,
     cut,
     least_cells,
@@ -66,17 +68,19 @@ def size(case: Case) -> tuple[int, ...]:
     """Sort key: steps first (a state counts twice), then tokens and slots, then how far settings and model are from plain."""
     runs = [run for step in case.steps if isinstance(step, Decode) for run in step.batch]
     used = slots(case)
-    settings = case.context.settings()
-    unlike = [name for name, value in settings.items() if name not in _COUNTED and value != getattr(DEFAULTS, name)]
+    contexts = list(contexts_of(case).values())
     return (
         len(case.steps) + sum(isinstance(step, STATES) for step in case.steps),
         sum(run.count() for run in runs),
         len(used),
         len(runs),
         sum(used),
-        case.context.n_seq_max,
-        len(unlike) + (case.api != "llama_decode") + case.hostile + len(case.checks()),
-        case.context.n_ctx,
+        sum(context.n_seq_max for context in contexts),
+        sum(len(_unlike(context)) for context in contexts)
+        + (case.api != "llama_decode")
+        + case.hostile
+        + len(case.checks()),
+        sum(context.n_ctx for context in contexts),
         model_rank(case.model),
         sum(unlike_counting(run) for run in runs),
         numbers.total(case),
@@ -86,6 +90,12 @@ def size(case: Case) -> tuple[int, ...]:
 
 
 _COUNTED = ("n_ctx", "n_seq_max")
+
+
+def _unlike(context: Context) -> list[str]:
+    """Settings that are not the default ones, but those that are counted."""
+    plain = DEFAULTS.settings()
+    return [name for name, value in context.settings().items() if name not in _COUNTED and value != plain.get(name)]
 
 
 def model_rank(model: Model) -> int:
@@ -253,36 +263,44 @@ def plain_numbers(reducer: CaseReducer) -> None:
 
 
 def plain_settings(reducer: CaseReducer) -> None:
-    """Settings to their defaults: all at once, then each; then as few slots and cells as will do."""
+    """Settings of each context to their defaults: all at once, then each; then as few slots and cells as will do.
+
+    Cells are counted in units of what the library rounds n_ctx up to.
+    """
     reducer.first([_with_plain_settings(reducer.best)])
-    plain = {name: getattr(DEFAULTS, name) for name in reducer.best.context.settings() if name not in _COUNTED}
-    reducer.first([with_settings(reducer.best, plain)])
-    for name, value in reducer.best.context.settings().items():
-        default = getattr(DEFAULTS, name)
-        if name not in _COUNTED and value != default:
-            reducer.first([with_settings(reducer.best, {name: default})])
     for change in ({"api": "llama_decode"}, {"hostile": False}):
         reducer.first([valid(replace(reducer.best, **change))])
     wanted = reducer.best.checks()
     reducer.first(valid(replace(reducer.best, check=[other for other in wanted if other != name])) for name in wanted)
+    for place in contexts_of(reducer.best):
+        _plain_context(reducer, place)
+
+
+def _plain_context(reducer: CaseReducer, place: int) -> None:
+    context = contexts_of(reducer.best)[place]
+    changes = {name: getattr(DEFAULTS, name) for name in _unlike(context)}
+    if len(changes) > 1:
+        reducer.first([with_settings(reducer.best, changes, place)])
+    for name in _unlike(contexts_of(reducer.best)[place]):
+        reducer.first([with_settings(reducer.best, {name: changes[name]}, place)])
     lower(
         reducer,
-        reducer.best.context.n_seq_max,
+        context.n_seq_max,
         max(slots(reducer.best), default=0) + 1,
-        lambda count: with_settings(reducer.best, {"n_seq_max": count}),
+        lambda count: with_settings(reducer.best, {"n_seq_max": count}, place),
     )
-    least = least_cells(reducer.best)
     lower(
         reducer,
-        -(-reducer.best.context.n_ctx // CELLS),
-        least // CELLS,
-        lambda count: with_settings(reducer.best, {"n_ctx": count * CELLS}),
+        -(-contexts_of(reducer.best)[place].n_ctx // CELLS),
+        least_cells(reducer.best) // CELLS,
+        lambda count: with_settings(reducer.best, {"n_ctx": count * CELLS}, place),
     )
 
 
 def _with_plain_settings(case: Case) -> Case | None:
     plain = replace(DEFAULTS, n_ctx=least_cells(case), n_seq_max=max(slots(case), default=0) + 1)
-    return valid(replace(case, context=plain, api="llama_decode", hostile=False))
+    steps = [replace(step, context=plain) if isinstance(step, Reopen) else step for step in case.steps]
+    return valid(replace(case, context=plain, steps=steps, api="llama_decode", hostile=False))
 
 
 def _with_plain_model(case: Case) -> Case | None:

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from isolate import case as cases_of
-from isolate.case import Case, Checkpoint, Decode, Load, Pattern, Reopen, Restore, Run, Save, Step
+from isolate.case import Case, Checkpoint, Context, Decode, Load, Pattern, Reopen, Restore, Run, Save, Step
 from isolate.errors import CaseError
 
 #: llama.cpp makes the cells of a cache in units of this many (n_ctx is rounded up to it).
@@ -60,8 +60,22 @@ def valid(case: Case) -> Case | None:
         return None
 
 
-def with_settings(case: Case, settings: dict[str, Any]) -> Case | None:
-    return valid(replace(case, context=replace(case.context, **settings)))
+def contexts_of(case: Case) -> dict[int, Context]:
+    """The settings of the context it begins with, at -1, and of those it is made again with, by their step."""
+    return {-1: case.context} | {
+        index: step.context for index, step in enumerate(case.steps) if isinstance(step, Reopen)
+    }
+
+
+def with_settings(case: Case, settings: dict[str, Any], place: int = -1) -> Case | None:
+    """The case with other settings of the context at a place of `contexts_of`."""
+    if place == -1:
+        return valid(replace(case, context=replace(case.context, **settings)))
+    steps = list(case.steps)
+    step = steps[place]
+    assert isinstance(step, Reopen)
+    steps[place] = replace(step, context=replace(step.context, **settings))
+    return valid(replace(case, steps=steps))
 
 
 def least_cells(case: Case) -> int:
