@@ -91,7 +91,7 @@ class ThreeSlotsMoveAPosition(Faulty):
         slots = sorted({fed.slot for fed in self.fed})
         if code == 0 and len(slots) > 2:
             end = self.end(slots[2])
-            self.right.llama_memory_seq_add(self.memory, slots[2], end - 1, end, 1)
+            self.move(slots[2], end - 1, end)
         return code
 
 

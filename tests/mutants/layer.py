@@ -114,6 +114,11 @@ class Faulty:
         """Remove positions, rightly."""
         self.right.llama_memory_seq_rm(self.memory, slot, p0, p1)
 
+    def move(self, slot: int, p0: int, p1: int) -> None:
+        """Move positions one further, where the memory lets them move."""
+        if self.right.llama_memory_can_shift(self.memory):
+            self.right.llama_memory_seq_add(self.memory, slot, p0, p1, 1)
+
     def end(self, slot: int) -> int:
         """The position after a slot's newest, rightly; 0 for an empty slot, and for none."""
         return 0 if slot not in self.slots else int(self.right.llama_memory_seq_pos_max(self.memory, slot)) + 1

@@ -113,7 +113,7 @@ class LoadIntoAnotherSlotMoves(Faulty):
     def put(self, data: Any, size: int, slot: int, flags: int) -> int:
         moved = super().put(data, size, slot, flags)
         if self.taken_of.get(hashlib.sha1(_raw(data, size)).digest(), slot) != slot:
-            self.right.llama_memory_seq_add(self.memory, slot, -1, -1, 1)
+            self.move(slot, -1, -1)
         return moved
 
 
