@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from isolate.errors import CaseError
 from isolate.fault import KINDS
-from isolate.recipes import VOCABULARY
+from isolate.recipes import VOCABULARY, Recipe
 from isolate.refusal import sentence
 from isolate.steps import (
     CHECKS,
@@ -99,16 +99,27 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     #: type of a zoo model: F32, Q8_0, Q3_K, ...; F32 when left out
     type: Name | UnsetType = UNSET
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] | UnsetType = UNSET
+    #: its first layers alone, where all are alike; its first experts alone
+    layers: Annotated[int, Meta(ge=1, le=64)] | UnsetType = UNSET
+    experts: Annotated[int, Meta(ge=1, le=64)] | UnsetType = UNSET
     #: a relative path starts at the case file's folder
     file: Annotated[str, Meta(min_length=1, max_length=4096)] | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         if (self.zoo is UNSET) == (self.file is UNSET):
             raise ValueError("give either `zoo` (with `type` and `seed`) or `file`")
-        if self.file is not UNSET and (self.type is not UNSET or self.seed is not UNSET):
-            raise ValueError("`type` and `seed` go with `zoo`, not with `file`")
+        if self.file is not UNSET and not (self.type is self.seed is self.layers is self.experts is UNSET):
+            raise ValueError("`type`, `seed`, `layers` and `experts` go with `zoo`, not with `file`")
         if self.zoo is not UNSET and self.zoo not in ZOO:
             raise ValueError(f"no zoo model is called {self.zoo!r}; there are {', '.join(sorted(ZOO))}")
+        if self.zoo is not UNSET:
+            self.recipe()
+
+    def recipe(self) -> Recipe:
+        """What of the zoo it is. ValueError where it cannot have so few, or so many, layers or experts."""
+        layers = self.layers if isinstance(self.layers, int) else None
+        experts = self.experts if isinstance(self.experts, int) else None
+        return ZOO[str(self.zoo)].smaller(layers, experts)
 
     def vocabulary(self) -> int | None:
         """Tokens in the vocabulary; None for a file, whose vocabulary the child knows."""

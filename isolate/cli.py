@@ -224,6 +224,8 @@ def run(
 @build_options
 @click.option("--type", "quantization", default="F32", metavar="TYPE", show_default=True, help="F32, Q8_0, Q3_K, ...")
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0, 2**31 - 1))
+@click.option("--layers", metavar="N", type=click.IntRange(1), help="Its first layers alone, where all are alike.")
+@click.option("--experts", metavar="N", type=click.IntRange(1), help="Its first experts alone.")
 @click.option(
     "--out", metavar="PATH", type=click.Path(path_type=Path), help="Where to write it [default: NAME-TYPE.gguf]."
 )
@@ -234,6 +236,8 @@ def model(
     target: str,
     quantization: str,
     seed: int,
+    layers: int | None,
+    experts: int | None,
     out: Path | None,
 ) -> None:
     """Write a tiny model with random weights, or list those there are."""
@@ -244,7 +248,7 @@ def model(
         raise IsolateError(f"no zoo model is called {name!r}; there are {', '.join(sorted(ZOO))}")
     path = out or Path(f"{name}-{quantization}.gguf")
     with Supervisor(build, include, find_target(target, build, include)) as supervisor:
-        made = supervisor.make_model(name, quantization.upper(), seed, path)
+        made = supervisor.make_model(name, quantization.upper(), seed, path, layers, experts)
     say(f"{made['path']}: {made['bytes']} bytes")
 
 

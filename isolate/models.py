@@ -94,13 +94,21 @@ def write_f32(name: str, seed: int, path: Path) -> None:
         raise _not_written(path, error) from error
 
 
-def make(library: Library, name: str, type: str, seed: int, folder: Path | None = None) -> Path:
+def make(
+    library: Library, name: str, type: str, seed: int, folder: Path | None = None, *,
+    layers: int | None = None, experts: int | None = None,
+) -> Path:  # fmt: skip
     """The model `name` in a type of `TYPES`, from the cache folder or made now; call it in the child only.
+
+    `layers`, `experts`: so many of them, the first ones, where the model lets it.
 
     An F32 file depends on recipe and seed, any other on the build too: its `llama_model_quantize` makes them.
     ModelError says why a model could not be made.
     """
-    recipe = recipe_of(name)
+    try:
+        recipe = recipe_of(name).smaller(layers, experts)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
     type = type.upper()
     if type not in TYPES:
         raise ModelError(f"a zoo model has no type {type!r}; it has {', '.join(TYPES)}")

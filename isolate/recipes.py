@@ -9,7 +9,7 @@ hardly looks back, and a corrupted state would stay below rounding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Literal
 
@@ -60,8 +60,51 @@ class Recipe:
     shift: bool = True
     #: `seq_rm` can remove a part of a sequence; recurrent memory can only forget all of it
     partial_removal: bool = True
+    #: every layer is of the same kind: one will do
+    alike: bool = False
     vocabulary: int = VOCABULARY
     context_length: int = CONTEXT_LENGTH
+
+    def smaller(self, layers: int | None, experts: int | None) -> Recipe:
+        """The model with its first layers and experts alone. ValueError where it has not so many, or needs more."""
+        changed = self
+        if layers is not None:
+            changed = changed._with_layers(layers)
+        return changed if experts is None else changed._with_experts(experts)
+
+    def _with_layers(self, layers: int) -> Recipe:
+        most = int(str(self.metadata["block_count"]))
+        if not (self.alike or layers == most) or not 1 <= layers <= most:
+            allowed = f"1 to {most}" if self.alike else f"{most}, which are not alike"
+            raise ValueError(f"`layers` of {self.name}: {allowed}")
+        metadata = {
+            name: value[:layers] if isinstance(value, list) and len(value) == most else value
+            for name, value in self.metadata.items()
+        }
+        kept = [tensor for tensor in self.tensors if _layer(tensor) < layers]
+        return replace(self, metadata=metadata | {"block_count": layers}, tensors=tuple(kept))
+
+    def _with_experts(self, experts: int) -> Recipe:
+        most = int(str(self.metadata.get("expert_count", 0)))
+        if not 1 <= experts <= most:
+            raise ValueError(f"`experts` of {self.name}: {f'1 to {most}' if most else 'it has none'}")
+        # all are used: a router that may choose turns rounding into a jump
+        metadata = self.metadata | {"expert_count": experts, "expert_used_count": experts}
+        kept = [
+            replace(tensor, shape=(*tensor.shape[:-1], experts)) if _of_experts(tensor) else tensor
+            for tensor in self.tensors
+        ]
+        return replace(self, metadata=metadata, tensors=tuple(kept))
+
+
+def _layer(tensor: Tensor) -> int:
+    parts = tensor.name.split(".")
+    return int(parts[1]) if parts[0] == "blk" else -1
+
+
+def _of_experts(tensor: Tensor) -> bool:
+    part = tensor.name.split(".")[2] if tensor.name.startswith("blk.") else ""
+    return part.endswith("_exps") or part == "ffn_gate_inp"
 
 
 def matrix(name: str, inputs: int, *outputs: int, gain: float = 1.0) -> Tensor:

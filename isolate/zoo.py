@@ -37,7 +37,9 @@ def _llama() -> Recipe:
     for block in ("blk.0", "blk.1"):
         tensors += [norm(f"{block}.attn_norm"), *attention(block, 2, 1)]
         tensors += [norm(f"{block}.ffn_norm"), *feed_forward(block)]
-    return Recipe("llama", "llama", "dense attention", "attention", attention_metadata(2, 1), tuple(tensors))
+    return Recipe(
+        "llama", "llama", "dense attention", "attention", attention_metadata(2, 1), tuple(tensors), alike=True
+    )
 
 
 def _qwen2vl() -> Recipe:
@@ -47,7 +49,7 @@ def _qwen2vl() -> Recipe:
         tensors += [norm(f"{block}.ffn_norm"), *feed_forward(block)]
     metadata = attention_metadata(2, 1) | {"rope.dimension_sections": [16, 24, 24, 0]}
     about = "dense attention with M-RoPE, whose cells cannot be shifted"
-    return Recipe("qwen2vl", "qwen2vl", about, "attention", metadata, tuple(tensors), shift=False)
+    return Recipe("qwen2vl", "qwen2vl", about, "attention", metadata, tuple(tensors), shift=False, alike=True)
 
 
 def _gemma3() -> Recipe:
@@ -94,7 +96,7 @@ def _qwen3moe() -> Recipe:
         "expert_used_count": 2,
         "expert_feed_forward_length": 384,
     }
-    return Recipe("qwen3moe", "qwen3moe", "mixture of experts", "attention", metadata, tuple(tensors))
+    return Recipe("qwen3moe", "qwen3moe", "mixture of experts", "attention", metadata, tuple(tensors), alike=True)
 
 
 def _qwen35moe() -> Recipe:
@@ -162,7 +164,9 @@ def _falcon_h1() -> Recipe:
         tensors += [Tensor(f"{block}.ffn_norm", (WIDTH,), 1.0, 0.1)]
     metadata = attention_metadata(2, 1) | scan_metadata(512, 128, 2, 8)
     about = "a recurrent mixer (Mamba-2) beside attention in every layer, dense"
-    return Recipe("falcon-h1", "falcon-h1", about, "hybrid", metadata, tuple(tensors), partial_removal=False)
+    return Recipe(
+        "falcon-h1", "falcon-h1", about, "hybrid", metadata, tuple(tensors), partial_removal=False, alike=True
+    )
 
 
 def _mamba2() -> Recipe:
@@ -177,7 +181,7 @@ def _mamba2() -> Recipe:
         **scan_metadata(512, 128, 2, 8),
     }
     about = "recurrent only (Mamba-2)"
-    return Recipe("mamba2", "mamba2", about, "recurrent", metadata, tuple(tensors), partial_removal=False)
+    return Recipe("mamba2", "mamba2", about, "recurrent", metadata, tuple(tensors), partial_removal=False, alike=True)
 
 
 def _mamba() -> Recipe:
@@ -204,7 +208,7 @@ def _mamba() -> Recipe:
         **scan_metadata(inner, state, 0, rank),
     }
     about = "recurrent only (Mamba)"
-    return Recipe("mamba", "mamba", about, "recurrent", metadata, tuple(tensors), partial_removal=False)
+    return Recipe("mamba", "mamba", about, "recurrent", metadata, tuple(tensors), partial_removal=False, alike=True)
 
 
 def _deepseek2() -> Recipe:

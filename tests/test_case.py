@@ -126,6 +126,7 @@ BAD: list[tuple[str, Callable[[Any], object], str]] = [
     ("n_ctx huge", lambda d: d["context"].update(n_ctx=10**12), "field `context.n_ctx`.*<= "),
     ("unknown zoo model", lambda d: d["model"].update(zoo="gpt9"), "field `model`.*'gpt9'.*qwen35moe"),
     ("two models", lambda d: d["model"].update(file="x.gguf"), "field `model`.*either"),
+    ("more layers than there are", lambda d: d["model"].update(layers=9), "field `model`.*`layers` of .*"),
     ("unknown flag", lambda d: d["steps"][1].update(flags=["fast"]), r"step 1, field `flags\[0\]`.*fast.*partial_only"),
     ("damage of nothing", lambda d: d["steps"][3].update(damage={}), "step 3, field `damage`.*cut"),
     ("another version", lambda d: d.update(isolate=2), "field `isolate`"),

@@ -104,6 +104,47 @@ print(json.dumps({
     }
 
 
+SMALLER = [
+    (name, layers, experts)
+    for name, recipe in ZOO.items()
+    for layers in ([None, 1] if recipe.alike else [None])
+    for experts in ([None, 1] if "expert_count" in recipe.metadata else [None])
+    if layers or experts
+]
+
+
+@pytest.mark.parametrize(("name", "layers", "experts"), SMALLER)
+def test_a_smaller_one_runs_with_the_same_kind_of_memory(
+    name: str, layers: int | None, experts: int | None, cache: Path
+) -> None:
+    code = """
+layers, experts = (int(text) or None for text in sys.argv[3:5])
+made = make(library, sys.argv[2], "Q8_0", 1, folder, layers=layers, experts=experts)
+loaded = library.llama_model_load_from_file(os.fsencode(made), params)
+one = Single(library, loaded, Context(n_ctx=256, n_batch=64, n_ubatch=64, type_k="f32", type_v="f32"), 256)
+rows = one.decode([5, 6, 7, 8], 0, {3})
+memory = library.llama_model_is_recurrent(loaded), library.llama_model_is_hybrid(loaded)
+smaller = made.stat().st_size < make(library, sys.argv[2], "Q8_0", 1, folder).stat().st_size
+print(json.dumps([library.llama_model_n_layer(loaded), smaller, *memory, bool((rows[3] ** 2).sum() > 0)]))
+"""
+    recipe = ZOO[name]
+    count, smaller, recurrent, hybrid, computed = child(SCENE + code, cache, name, str(layers or 0), str(experts or 0))
+    assert count == (layers or recipe.metadata["block_count"])
+    assert (recurrent, hybrid) == (recipe.memory == "recurrent", recipe.memory == "hybrid")
+    assert smaller and computed
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "experts", "says"),
+    [("gemma3", 1, None, "6, which are not alike"), ("llama", 3, None, "1 to 2"), ("llama", None, 1, "it has none"), ("qwen3moe", None, 3, "1 to 2")],
+)  # fmt: skip
+def test_layers_and_experts_that_a_model_cannot_have(
+    name: str, layers: int | None, experts: int | None, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        ZOO[name].smaller(layers, experts)
+
+
 def test_one_for_each_kind_of_memory() -> None:
     assert {recipe.memory for recipe in ZOO.values()} == {"attention", "window", "recurrent", "hybrid"}
     assert {"llama", "gemma3", "qwen3moe", "qwen35moe", "mamba2", "deepseek2"} <= set(ZOO)

@@ -32,6 +32,8 @@ class MakeModel(Struct, tag_field="do", tag="model"):
     type: str
     seed: int
     out: str
+    layers: int | None = None
+    experts: int | None = None
 
 
 class Ready(Struct, tag_field="said", tag="ready"):

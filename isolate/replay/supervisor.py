@@ -138,9 +138,12 @@ class Supervisor:
         reply = self._ready().ask(protocol.Describe(), None)
         return self._data(reply, "being described")
 
-    def make_model(self, zoo: str, quantization: str, seed: int, out: Path) -> dict[str, object]:
+    def make_model(
+        self, zoo: str, quantization: str, seed: int, out: Path, layers: int | None = None, experts: int | None = None
+    ) -> dict[str, object]:
         """Write a zoo model to `out`, quantized by the build."""
-        reply = self._ready().ask(protocol.MakeModel(zoo, quantization, seed, str(out.absolute())), None)
+        request = protocol.MakeModel(zoo, quantization, seed, str(out.absolute()), layers, experts)
+        reply = self._ready().ask(request, None)
         return self._data(reply, "making a model")
 
     def _data(self, reply: protocol.Reply | Fault, doing: str) -> dict[str, object]:

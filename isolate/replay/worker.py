@@ -124,7 +124,14 @@ class Worker:
             case protocol.Describe():
                 return protocol.Answer({**self.library.describe(), "hooks": self.hooks_in_words()})
             case protocol.MakeModel():
-                made = make(self.library, request.zoo, request.type, request.seed)
+                made = make(
+                    self.library,
+                    request.zoo,
+                    request.type,
+                    request.seed,
+                    layers=request.layers,
+                    experts=request.experts,
+                )
                 return protocol.Answer({"path": request.out, "bytes": copied(made, Path(request.out))})
 
     def run(self, request: protocol.RunCase) -> protocol.Ran:
@@ -205,7 +212,9 @@ class Worker:
             assert isinstance(model.zoo, str)
             quantization = model.type.upper() if isinstance(model.type, str) else "F32"
             seed = model.seed if isinstance(model.seed, int) else 1
-            self.made[model] = make(self.library, model.zoo, quantization, seed)
+            layers = model.layers if isinstance(model.layers, int) else None
+            experts = model.experts if isinstance(model.experts, int) else None
+            self.made[model] = make(self.library, model.zoo, quantization, seed, layers=layers, experts=experts)
         return self.made[model]
 
 

@@ -234,5 +234,10 @@ def model_file(case: Case) -> tuple[str, str | None]:
         return "model.gguf", None
     kind = model.type if isinstance(model.type, str) else "F32"
     seed = f" --seed {model.seed}" if isinstance(model.seed, int) else ""
+    less = "".join(
+        f" --{what} {count}"
+        for what, count in (("layers", model.layers), ("experts", model.experts))
+        if isinstance(count, int)
+    )
     name = f"{model.zoo}-{kind}.gguf"
-    return name, f"isolate model {model.zoo} --type {kind}{seed} --out {name}"
+    return name, f"isolate model {model.zoo} --type {kind}{seed}{less} --out {name}"

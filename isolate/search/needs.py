@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from isolate.case import Case, Context, Decode, Save, Step
 from isolate.recipes import Recipe
 from isolate.search.without import slots
-from isolate.zoo import ZOO
 
 _STEPS = {
     "checkpoint": "context checkpoint",
@@ -92,12 +91,16 @@ def _model(before: Case, after: Case) -> Iterator[str]:
         yield f"no {old.memory} memory ({new.name} does)"
     elif old.name != new.name:
         yield f"not {old.name} ({new.name} does)"
+    for what, key in (("layers", "block_count"), ("experts", "expert_count")):
+        fewer = new.metadata.get(key)
+        if old.name == new.name and fewer != old.metadata.get(key):
+            yield f"not {old.metadata[key]} {what} ({fewer} do{'es' * (fewer == 1)})"
     if before.model.type != after.model.type:
         yield f"no {before.model.type} weights"
 
 
 def _recipe(case: Case) -> Recipe:
-    return ZOO[str(case.model.zoo)]
+    return case.model.recipe()
 
 
 def _name(case: Case) -> str:

@@ -5,7 +5,7 @@ Every candidate is checked like a file is: one that is not a valid case is not o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -102,9 +102,10 @@ def model_rank(model: Model) -> int:
     """How much a model has: a file most, then by kind of memory and tensors; a quantized one more than F32."""
     if not isinstance(model.zoo, str):
         return 10**6
-    recipe = ZOO[model.zoo]
+    recipe = model.recipe()
     plain = model.type is UNSET or model.type == "F32"
-    return 1000 * _MEMORY.index(recipe.memory) + 10 * len(recipe.tensors) + (not plain) * 2 + (model.seed is not UNSET)
+    weights = 10 * len(recipe.tensors) + 4 * int(str(recipe.metadata.get("expert_count", 0)))
+    return 1000 * _MEMORY.index(recipe.memory) + weights + (not plain) * 2 + (model.seed is not UNSET)
 
 
 # -- steps
@@ -303,8 +304,12 @@ def _with_plain_settings(case: Case) -> Case | None:
     return valid(replace(case, context=plain, steps=steps, api="llama_decode", hostile=False))
 
 
+#: The plainest there is.
+_PLAIN = Model(zoo=min(ZOO, key=lambda name: model_rank(Model(zoo=name))), layers=1)
+
+
 def _with_plain_model(case: Case) -> Case | None:
-    return valid(replace(case, model=Model(zoo=min(ZOO, key=lambda name: model_rank(Model(zoo=name))))))
+    return _with_model(case, _PLAIN)
 
 
 def plain_model(reducer: CaseReducer) -> None:
@@ -315,7 +320,7 @@ def plain_model(reducer: CaseReducer) -> None:
 
 
 def plainest_model(reducer: CaseReducer) -> None:
-    """The plainest model of the zoo that will do, of the same type and seed; then without them."""
+    """The plainest model of the zoo that will do, of the same type and seed; then without them; then of one layer and expert."""
     kept = reducer.best.model
     names = sorted(ZOO, key=lambda name: model_rank(Model(zoo=name)))
     reducer.first(_with_model(reducer.best, Model(zoo=name, type=kept.type, seed=kept.seed)) for name in names)
@@ -323,6 +328,17 @@ def plainest_model(reducer: CaseReducer) -> None:
     if kept.zoo is not UNSET:
         plainer = ({"type": UNSET, "seed": UNSET}, {"type": UNSET}, {"seed": UNSET})
         reducer.first(_with_model(reducer.best, replace(kept, **change)) for change in plainer)
+        reducer.first(_with_model(reducer.best, model) for model in _smaller(reducer.best.model))
+
+
+def _smaller(model: Model) -> Iterator[Model]:
+    """The model with one layer and one expert, or one of either, as far as it lets that."""
+    recipe = ZOO[str(model.zoo)]
+    layers: dict[str, Any] = {"layers": 1} if recipe.alike else {}
+    experts: dict[str, Any] = {"experts": 1} if "expert_count" in recipe.metadata else {}
+    for change in ({**layers, **experts}, layers, experts):
+        if change:
+            yield replace(model, **change)
 
 
 def _with_model(case: Case, model: Model) -> Case | None:
