@@ -14,6 +14,10 @@ _STEPS = (0.6180339887, 0.2360679775, 0.7320508076, 0.4142135624, 0.6457513111, 
 class Even(Random):
     """The draws of share `place` of the campaign with this seed; the first draw of one is far from the first of the next."""
 
+    def __new__(cls, seed: int, place: int) -> Even:
+        # Random itself takes one argument before Python 3.11.
+        return super().__new__(cls)
+
     def __init__(self, seed: int, place: int) -> None:
         super().__init__(f"{seed}:even")
         self.place = place
