@@ -25,6 +25,8 @@ from isolate.search.journal import Folder
 from isolate.search.known import Known, name_of, recognized
 from isolate.search.shard import Found, Plan, Share, run_examples, run_share
 
+#: Shares handed out for each that can run at once: one that takes long must not leave the others without.
+AHEAD = 8
 #: A share builds on the first half of those before it, and on all but the last ones, in multiples of `TOGETHER`: the rest may
 #: still be running.
 LAST, TOGETHER = 128, 8
@@ -193,15 +195,18 @@ class Campaign:
     def _shares(self, executor: Executor, at_once: int, cases: int | None, until: float | None) -> Iterator[Share]:
         last = None if cases is None else -(-cases // self.plan.size)
         waiting = deque(self._examples(executor, until))
-        submitted = self.shares
+        submitted, bound = self.shares, -1
         while True:
             over = until is not None and time.time() >= until
-            while not over and len(waiting) < 2 * at_once and (last is None or submitted < last):
+            while not over and len(waiting) < AHEAD * at_once and (last is None or submitted < last):
                 if _bound(submitted) > self.shares:
                     break
-                before = self._before.with_more(self._recent, _bound(submitted))
-                arguments = before.known, list(before.kept), frozenset(before.seen)
-                waiting.append(executor.submit(run_share, self.plan, submitted, *arguments, until))
+                if _bound(submitted) != bound:
+                    bound = _bound(submitted)
+                    before = self._before.with_more(self._recent, bound)
+                    # One copy for all shares that build on the same ones.
+                    known, kept, seen = before.known, list(before.kept), frozenset(before.seen)
+                waiting.append(executor.submit(run_share, self.plan, submitted, known, kept, seen, until))
                 submitted += 1
             if over:
                 # Those that have begun are waited for: they are the first, and end soon.

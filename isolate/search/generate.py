@@ -398,7 +398,7 @@ class Generator:
     def _cut(self, slot: int, p0: int) -> None:
         """Remove a slot from position p0 on; where that is in a gap, from the end of what is before it."""
         before = [position for position in self._held(slot).positions if position < p0]
-        self.add(SeqRm(slot=slot, p0=max(before) + 1 if before else p0))
+        self.add(SeqRm(slot=slot, p0=max(before) + 1 if before else max(p0, 0)))
 
     def remove_middle(self) -> None:
         """A part in the middle: what follows keeps its positions."""
