@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -40,8 +41,9 @@ def processes(jobs: int) -> Iterator[Executor]:
     except BaseException as error:
         for process in list((executor._processes or {}).values()):
             process.kill()
-        # Before Python 3.11.5 the thread that sends to them would wait for ever (gh-94777).
-        executor._call_queue._reader.close()  # type: ignore[attr-defined]
+        if sys.version_info < (3, 11, 5):
+            # The thread that sends to them would wait for ever (gh-94777).
+            executor._call_queue._reader.close()  # type: ignore[attr-defined]
         executor.shutdown(cancel_futures=True)
         if isinstance(error, BrokenProcessPool):
             raise IsolateError(

@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from isolate.case import Case, Context, Model
 from isolate.errors import IsolateError
 from isolate.recipes import Memory, Recipe
-from isolate.search.generate import CELLS, Generator, weighted
+from isolate.search.followed import CELLS
+from isolate.search.generate import Generator, weighted
 from isolate.search.hostile import Hostile
 from isolate.search.serving import served
 from isolate.zoo import ZOO

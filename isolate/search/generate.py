@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 from typing import TypeVar
 
-import numpy as np
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -35,19 +33,14 @@ from isolate.case import (
     SeqCp,
     SeqKeep,
     SeqRm,
-    Step,
 )
-from isolate.recipes import VOCABULARY, Recipe
-from isolate.replay.batch import Fed
-from isolate.replay.engine import Result
-from isolate.replay.reference import Reference, Slot
-from isolate.steps import ends_after
+from isolate.recipes import Recipe
+from isolate.replay.reference import Slot
+from isolate.search.followed import Followed
 
 #: Token i of script c is (7 i + 13 c) mod 120. Slots on one script have equal prompts, and reference logits are found again.
 MODULO, STRIDE, APART, SCRIPTS = 120, 7, 13, 6
 Item = TypeVar("Item")
-#: llama.cpp rounds the cells of a slot up to a multiple of this.
-CELLS = 256
 
 
 def weighted(chance: Random, choices: Sequence[tuple[Item, float]]) -> Item:
@@ -56,94 +49,15 @@ def weighted(chance: Random, choices: Sequence[tuple[Item, float]]) -> Item:
     return choices[bisect(ends, chance.random() * ends[-1], 0, len(ends) - 1)][0]
 
 
-@dataclass(frozen=True)
-class State:
-    """A state that was taken."""
-
-    name: str
-    slot: int
-    held: Slot
-    end: int
-    #: of the second half of memory only: good while the slot still has the tokens before it
-    partial: bool
-    on_device: bool
-    saved: bool
-
-
-class Generator:
-    """The steps of one case so far, and what each slot holds after them."""
+class Generator(Followed):
+    """Chooses the next steps of a case by what its slots hold."""
 
     def __init__(self, chance: Random, recipe: Recipe, context: Context, on_device: bool = False) -> None:
+        super().__init__(recipe, context)
         self.chance = chance
-        self.recipe = recipe
-        self.context = context
         self.on_device = on_device
-        self.reference = Reference(recipe.memory, recipe.window)
-        self.steps: list[Step] = []
-        self.ends: dict[int, int] = {}
-        self.states: dict[str, State] = {}
         self.scripts: dict[int, int] = {}
         self.named = 0
-        #: tokens of a slot that a snapshot can take back: a server takes back the end of what it just decoded
-        self.fresh: dict[int, int] = {}
-        #: cells that belong to two slots are counted once by the library, so its room is not known exactly
-        self.shared = False
-        self.slots = range(context.n_seq_max)
-
-    # -- following steps
-
-    def add(self, step: Step) -> None:
-        """Append a step, and follow what it does."""
-        self.steps.append(step)
-        code = 1
-        fed: list[Fed] = []
-        slot: int | None = None
-        match step:
-            case Decode():
-                code = 0 if step.returns is UNSET else int(step.returns)
-                for run in step.batch:
-                    start = self.ends.get(run.slot, 0) if run.at is UNSET else int(run.at)
-                    tokens = self._tokens(run)
-                    fed.append(Fed(run.slot, np.array(tokens, np.int32), start))
-                    if code == 0:
-                        self.ends[run.slot] = start + len(tokens)
-            case Checkpoint() | Save():
-                self._taken(step)
-            case Restore() | Load():
-                state = self.states[step.name]
-                slot = state.slot if step.slot is UNSET else int(step.slot)
-                code = 1 if step.returns is UNSET else int(step.returns)
-                if code:
-                    self.ends[slot] = state.end
-            case Reopen():
-                self.ends.clear()
-                self.context = step.context
-            case _:
-                code = 1 if step.returns is UNSET else int(step.returns)
-                if code:
-                    self.ends = ends_after(self.ends, step)
-        self.reference.after(step, Result(code, fed, slot=slot))
-        self.fresh = {run.slot: len(run.tokens) - 1 for run in fed} if code == 0 else {}
-        self.shared |= isinstance(step, SeqCp)
-
-    def _tokens(self, run: Run) -> list[int]:
-        """The tokens of a run; one that only a run of the case can tell is like no other."""
-        if isinstance(run.tokens, Pattern):
-            return run.tokens.tokens()
-        return [VOCABULARY + len(self.steps)] if run.tokens == "greedy" else list(run.tokens)
-
-    def _taken(self, step: Checkpoint | Save) -> None:
-        flags = step.flags if isinstance(step, Checkpoint) else []
-        if "on_device" in flags:
-            # One live state a slot: the older one is gone.
-            self.states = {name: s for name, s in self.states.items() if not (s.on_device and s.slot == step.slot)}
-        partial = "partial_only" in flags and self.recipe.memory in ("window", "hybrid")
-        held, end = self.reference.slot(step.slot), self.ends.get(step.slot, 0)
-        self.states[step.name] = State(
-            step.name, step.slot, held, end, partial, "on_device" in flags, isinstance(step, Save)
-        )
-
-    # -- choosing steps
 
     def grow(self, count: int) -> None:
         """Add about this many steps."""
@@ -185,20 +99,6 @@ class Generator:
     def _slot(self) -> int:
         return self.chance.choice(self.slots)
 
-    def _held(self, slot: int) -> Slot:
-        return self.reference.slot(slot)
-
-    def _used(self) -> list[int]:
-        """Slots that hold something that is known."""
-        return [slot for slot in self.slots if self._held(slot).positions and not self._held(slot).unknown]
-
-    def _room(self, slot: int) -> int:
-        """Tokens that a slot can still take."""
-        per_slot = -(-self.context.n_ctx // self.context.n_seq_max // CELLS) * CELLS
-        if not self.context.kv_unified:
-            return per_slot - len(self._held(slot).positions)
-        return -(-self.context.n_ctx // CELLS) * CELLS - sum(len(self._held(other).positions) for other in self.slots)
-
     def length(self) -> int:
         """A number of tokens, often at the edge of an ubatch, often small."""
         ubatch = self.context.n_ubatch
@@ -215,7 +115,7 @@ class Generator:
 
     def _run(self, slot: int, count: int) -> Run:
         """The next tokens of a slot's script."""
-        at = len(self._held(slot).tokens)
+        at = len(self.held(slot).tokens)
         if slot not in self.scripts or at == 0:
             self.scripts[slot] = self.chance.randrange(SCRIPTS)
         first = (STRIDE * at + APART * self.scripts[slot]) % MODULO
@@ -228,10 +128,10 @@ class Generator:
         left = self.context.n_batch
         taken = 0
         for slot, count in wanted.items():
-            held = self._held(slot)
+            held = self.held(slot)
             if held.unknown or (held.doubt and self.chance.random() < 0.8):
                 self.add(SeqRm(slot=slot))
-            room = self._room(slot) - (taken if self.context.kv_unified else 0)
+            room = self.room(slot) - (taken if self.context.kv_unified else 0)
             count = min(count, left, room)
             if count > 0:
                 runs.append(self._run(slot, count))
@@ -284,12 +184,12 @@ class Generator:
     def fill(self) -> None:
         """Fill a slot up to the last cell or nearly, sometimes beyond, where the call must be refused and change nothing."""
         slot = self._slot()
-        room = self._room(slot)
+        room = self.room(slot)
         ask = room - self.chance.choice((0, 0, 1, 2))
         while ask > 0 and room > 0:
             self._decode({slot: min(ask, self.context.n_batch)})
             ask, before = ask - min(ask, self.context.n_batch), room
-            room = self._room(slot)
+            room = self.room(slot)
             if room >= before:
                 return
         if self.recipe.memory == "attention" and not self.shared and self.chance.random() < 0.5:
@@ -299,7 +199,7 @@ class Generator:
 
     def _may_be_refused(self) -> bool:
         """Every cell is where it seems to be, so that no room is no room."""
-        return not any(self._held(slot).unknown or self._held(slot).doubt for slot in self.slots)
+        return not any(self.held(slot).unknown or self.held(slot).doubt for slot in self.slots)
 
     # -- states
 
@@ -309,7 +209,7 @@ class Generator:
 
     def take_checkpoint(self) -> None:
         """A context checkpoint of a slot, as a server takes it before the end of a prompt."""
-        used = self._used()
+        used = self.used()
         if not used:
             return self.decode_one_prompt()
         flags: list[Flag] = ["partial_only"]
@@ -317,28 +217,9 @@ class Generator:
             flags.append("on_device")
         self.add(Checkpoint(slot=self.chance.choice(used), name=self._name(), flags=flags))
 
-    def _usable(self, slot: int) -> list[State]:
-        """Checkpoints that a server would set back into a slot: of the beginning of what the slot holds."""
-        held = self._held(slot)
-        found = []
-        for state in self.states.values():
-            if state.saved or state.slot != slot or state.held.doubt or state.held.unknown:
-                continue
-            count = len(state.held.tokens)
-            plain = held.history is None and state.held.history is None and not held.moved and not state.held.moved
-            if (not state.partial and self._has_room(slot, state)) or (
-                state.partial
-                and plain
-                and not held.unknown
-                and held.tokens[:count] == state.held.tokens
-                and held.positions[:count] == state.held.positions
-            ):
-                found.append(state)
-        return found
-
     def go_back(self) -> None:
         """Set a checkpoint back and remove what came after it; then often a prompt that goes another way."""
-        candidates = [(slot, state) for slot in self.slots for state in self._usable(slot)]
+        candidates = [(slot, state) for slot in self.slots for state in self.usable(slot)]
         if not candidates:
             return self.take_checkpoint()
         slot, state = self.chance.choice(candidates)
@@ -350,17 +231,11 @@ class Generator:
 
     def save(self) -> None:
         """The whole state of a slot, to memory or to a file."""
-        used = self._used()
+        used = self.used()
         if not used:
             return self.decode_one_prompt()
         via = "file" if self.chance.random() < 0.2 else "memory"
         self.add(Save(slot=self.chance.choice(used), name=self._name(), via=via))  # type: ignore[arg-type]
-
-    def _has_room(self, slot: int, state: State) -> bool:
-        """The cells of a whole state fit into a slot, once it is emptied."""
-        shared = self.shared and self.context.kv_unified
-        free = 0 if shared else len(self._held(slot).positions)
-        return self._room(slot) + free >= len(state.held.positions)
 
     def load(self) -> None:
         """A whole state into any slot that has room for it."""
@@ -369,7 +244,7 @@ class Generator:
             return self.save()
         state = self.chance.choice(saved[-4:])
         slot = state.slot if self.chance.random() < 0.4 else self._slot()
-        if not self._has_room(slot, state):
+        if not self.has_room(slot, state):
             return self.remove_slot()
         self.add(Load(name=state.name, slot=slot))
         self.scripts[slot] = self.chance.choice((self.scripts.get(state.slot, 0), self.chance.randrange(SCRIPTS)))
@@ -378,11 +253,11 @@ class Generator:
 
     def remove_tail(self) -> None:
         """The end of a slot, as for a prompt that goes another way; memory that cannot do that must say so."""
-        used = self._used()
+        used = self.used()
         if not used:
             return self.decode_one_prompt()
         slot = self.chance.choice(used)
-        held, end = self._held(slot), self.ends.get(slot, 0)
+        held, end = self.held(slot), self.ends.get(slot, 0)
         count = min(len(held.positions), self.chance.choice((1, 2, 3, 5, self.length())))
         if not self.recipe.partial_removal:
             refused = self.context.n_rs_seq is UNSET and not held.doubt and 0 < count < len(held.positions)
@@ -397,16 +272,16 @@ class Generator:
 
     def _cut(self, slot: int, p0: int) -> None:
         """Remove a slot from position p0 on; where that is in a gap, from the end of what is before it."""
-        before = [position for position in self._held(slot).positions if position < p0]
+        before = [position for position in self.held(slot).positions if position < p0]
         self.add(SeqRm(slot=slot, p0=max(before) + 1 if before else max(p0, 0)))
 
     def remove_middle(self) -> None:
         """A part in the middle: what follows keeps its positions."""
-        long = [slot for slot in self._used() if len(self._held(slot).positions) > 3 and not self._held(slot).doubt]
+        long = [slot for slot in self.used() if len(self.held(slot).positions) > 3 and not self.held(slot).doubt]
         if not long:
             return self.decode_one_prompt()
         slot = self.chance.choice(long)
-        first, last = min(self._held(slot).positions), self.ends[slot] - 1
+        first, last = min(self.held(slot).positions), self.ends[slot] - 1
         p0 = self.chance.randint(first, last - 2)
         self.add(SeqRm(slot=slot, p0=p0, p1=self.chance.randint(p0 + 1, last - 1)))
         return None
@@ -418,7 +293,7 @@ class Generator:
         before = self.ends.get(slot, 0)
         self._decode({slot: self.chance.randint(2, snapshots + 1)})
         count = min(snapshots, self.fresh.get(slot, 0))
-        if count > 0 and self.ends.get(slot, 0) > before and not self._held(slot).doubt:
+        if count > 0 and self.ends.get(slot, 0) > before and not self.held(slot).doubt:
             self.add(SeqRm(slot=slot, p0=self.ends[slot] - self.chance.randint(1, count)))
             self.scripts[slot] = self.chance.randrange(SCRIPTS)
 
@@ -441,11 +316,11 @@ class Generator:
 
     def shift_context(self) -> None:
         """A part in the middle is removed and the rest moved up, as a server does with a full context."""
-        long = [slot for slot in self._used() if len(self._held(slot).positions) > 8 and not self._held(slot).doubt]
+        long = [slot for slot in self.used() if len(self.held(slot).positions) > 8 and not self.held(slot).doubt]
         if not long or not self._can_shift() or not self.recipe.partial_removal:
             return self.remove_slot()
         slot = self.chance.choice(long)
-        end, low = self.ends[slot], min(self._held(slot).positions)
+        end, low = self.ends[slot], min(self.held(slot).positions)
         keep = low + self.chance.choice((0, 1, 4, (end - low) // 3))
         discard = self.chance.randint(1, max(1, (end - keep) // 2))
         self.add(SeqRm(slot=slot, p0=keep, p1=keep + discard))
@@ -453,16 +328,16 @@ class Generator:
 
     def shift_slot(self) -> None:
         """All of a slot to later positions, or back."""
-        used = [slot for slot in self._used() if not self._held(slot).doubt]
+        used = [slot for slot in self.used() if not self.held(slot).doubt]
         if not used or not self._can_shift():
             return self.decode_one_prompt()
         slot = self.chance.choice(used)
-        low = min(self._held(slot).positions)
+        low = min(self.held(slot).positions)
         delta = -low if low and self.chance.random() < 0.5 else self.chance.choice((1, 3, 7, 20))
         self.add(SeqAdd(slot=slot, delta=delta))
 
     def _pair(self) -> tuple[int, int] | None:
-        used = [slot for slot in self._used() if not self._held(slot).doubt]
+        used = [slot for slot in self.used() if not self.held(slot).doubt]
         if not used or len(self.slots) < 2:
             return None
         slot = self.chance.choice(used)
@@ -474,7 +349,7 @@ class Generator:
         if pair is None:
             return self.decode_one_prompt()
         slot, into = pair
-        if self._held(into) != Slot():
+        if self.held(into) != Slot():
             self.add(SeqRm(slot=into))
         self.add(SeqCp(slot=slot, into=into))
         self.scripts[into] = self.chance.choice((self.scripts.get(slot, 0), self.chance.randrange(SCRIPTS)))
@@ -485,7 +360,7 @@ class Generator:
         if pair is None or self.ends.get(pair[0], 0) < 2:
             return self.decode_one_prompt()
         slot, into = pair
-        if self._held(into) != Slot():
+        if self.held(into) != Slot():
             self.add(SeqRm(slot=into))
         middle = self.chance.randint(1, self.ends[slot] - 1)
         if self.chance.random() < 0.2 and self.recipe.partial_removal and self.context.kv_unified:
