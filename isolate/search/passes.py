@@ -6,6 +6,7 @@ Every candidate is checked like a file is: one that is not a valid case is not o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -313,10 +314,12 @@ def _with_plain_model(case: Case) -> Case | None:
 
 
 def plain_model(reducer: CaseReducer) -> None:
-    """The plainest model of the zoo; or the same one, not quantized, of the default seed."""
+    """The plainest model of the zoo; or the same one, not quantized, of the default seed; of one layer and expert."""
     kept = reducer.best.model
     reducer.first([_with_plain_model(reducer.best)])
-    reducer.first([_with_model(reducer.best, Model(zoo=kept.zoo)) if kept.zoo is not UNSET else None])
+    if kept.zoo is not UNSET:
+        reducer.first([_with_model(reducer.best, Model(zoo=kept.zoo))])
+        reducer.first(_with_model(reducer.best, model) for model in islice(_smaller(reducer.best.model), 1))
 
 
 def plainest_model(reducer: CaseReducer) -> None:
