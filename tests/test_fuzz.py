@@ -160,6 +160,7 @@ class Followed:
 
             self.ends = ends_after(self.ends, step)
         if isinstance(step, Reopen):
+            self.ends.clear()
             self.taken = {name: each for name, each in self.taken.items() if name.startswith("s")}
 
 

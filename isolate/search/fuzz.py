@@ -17,7 +17,7 @@ from hypothesis import strategies
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from isolate.case import Case, Context, Model
+from isolate.case import Case, Clear, Context, Model
 from isolate.errors import IsolateError
 from isolate.recipes import Memory, Recipe
 from isolate.search.followed import CELLS
@@ -42,6 +42,8 @@ WEIGHTS = (("F32", 16), ("Q8_0", 1), ("Q4_0", 1), ("Q3_K", 1), ("F16", 1))
 LAUNCHED_WEIGHTS = tuple((name, 1) for name in ("F32", "F16", "Q8_0", "Q4_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS"))  # fmt: skip
 #: Models whose recurrent state can be taken back by snapshots (llm_arch_supports_rs_rollback of llama.cpp 0.3.36's).
 SNAPSHOTS = frozenset({"qwen35moe", "lfm2"})
+#: How many of the cases are rounds that are all the same, how many steps and rounds those have.
+REPEATED, ROUND, ROUNDS = 0.03, 8, 5
 Way = Literal["free", "served"]
 
 
@@ -127,6 +129,10 @@ def generated(chance: Random, ground: Ground, space: Space, way: Way = "free") -
     if way == "served":
         return replace(served(chance, ground.model, ground.context), api=ground.api)
     generator = Generator(chance, ground.recipe, ground.context, space.on_device)
+    if chance.random() < REPEATED:
+        # What is not given back shows in rounds that are all the same.
+        generator.grow(min(ROUND, space.steps[1]))
+        return case_of(ground, [*generator.steps, Clear()] * ROUNDS)
     generator.grow(chance.randint(*space.steps))
     return case_of(ground, generator.steps)
 
