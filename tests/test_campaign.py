@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from isolate.search.executors import processes
 from isolate.search.known import name_of, shipped
 from isolate.search.shard import Found, Plan, Share, end_children, run_share
 from tests.campaigns import CASES, PLAN, PLANTED, SHARES, campaign, document, files, kept
-from tests.conftest import ROOT, descendants, signals_as_at_a_terminal
+from tests.conftest import ROOT, descendants, left_behind, signals_as_at_a_terminal
 from tests.mutants.worker import WORKER, with_mutant
 
 
@@ -56,6 +57,12 @@ class Whole:
     folder: Path
     database: Path
     totals: campaigns.Totals
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tracker() -> None:
+    """multiprocessing keeps a process of its own from the first use on."""
+    resource_tracker.ensure_running()
 
 
 @pytest.fixture(scope="module")
@@ -286,6 +293,19 @@ def test_an_interrupted_campaign_says_what_it_found_and_leaves_nothing(number: s
         again = isolate("fuzz", *SMALL, "--cases", 1, "--out", folder)
         assert again.exit_code in (0, 1), again.output
         assert any(line.startswith("40 cases") or line.startswith("80 cases") for line in again.output.splitlines())
+
+
+@pytest.mark.usefixtures("planted")
+def test_a_process_that_is_killed_ends_a_campaign_with_one_sentence(tmp_path: Path) -> None:
+    def kill() -> None:
+        os.kill(next(iter(executor._processes)), signal.SIGKILL)  # type: ignore[attr-defined]
+
+    before = left_behind()
+    killed = pytest.raises(IsolateError, match="a process of the campaign was killed; the same command goes on")
+    with killed, campaign(tmp_path) as running, processes(1) as executor:
+        running.run(executor, 1, CASES, None, kill)
+    assert left_behind() == before
+    assert 0 < len(kept(tmp_path)) < SHARES
 
 
 # -- the folder
