@@ -7,16 +7,15 @@ python -m benchmarks.fuzz guided [SEEDS [NAME...]]
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import Future
 from pathlib import Path
 from statistics import median
 
 from isolate.case import Case
 from isolate.fault import Fault
-from isolate.replay.supervisor import Supervisor
 from isolate.search.executors import processes
 from isolate.search.fuzz import Space
 from isolate.search.shard import Plan, _Runner, end_children
@@ -37,9 +36,14 @@ class _Unreduced(_Runner):
         pass
 
 
+def seconds() -> float:
+    """Seconds of a core that this process and its children that ended have had, which other programs do not change."""
+    return sum(os.times()[:4])
+
+
 def shares(count: int, worker: str = "isolate.replay.worker") -> tuple[int, int, float]:
     """Cases, steps and seconds of the first shares of a campaign in one warm child."""
-    started = time.perf_counter()
+    started = seconds()
     kept: list[Case] = []
     seen: set[str] = set()
     cases = steps = 0
@@ -49,33 +53,36 @@ def shares(count: int, worker: str = "isolate.replay.worker") -> tuple[int, int,
         kept += share.kept
         seen |= set(share.facts)
     end_children()
-    return cases, steps, time.perf_counter() - started
+    return cases, steps, seconds() - started
 
 
-def looped() -> float:
-    """Seconds a case where each has a process of its own."""
+def looped(folder: Path) -> float:
+    """Seconds a case where each has a process of its own: a loop over `isolate run`."""
     runner = _Unreduced(Plan(1, Space()), 0, (), (), frozenset())
     cases = [case for case, _ in runner._cases()][:LOOPED]
-    started = time.perf_counter()
+    started = seconds()
     for case in cases:
-        with Supervisor() as children:
-            children.run(case)
-    return (time.perf_counter() - started) / len(cases)
+        case.write(folder / "case.json")
+        command = [sys.executable, "-c", "from isolate.cli import main; main()", "run", str(folder / "case.json")]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    return (seconds() - started) / len(cases)
 
 
 def cost(count: int) -> None:
-    """Print cases and steps a second, the library's share, and how much a process a case would cost."""
-    cases, steps, seconds = shares(count)
-    print(
-        f"{cases} cases, {steps} steps in {seconds:.1f} s: {cases / seconds:.1f} cases, {steps / seconds:.0f} steps a second"
-    )
+    """Print cases and steps a second of a core, the library's share, and how much a process a case would cost."""
+    cases, steps, spent = shares(count)
+    print(f"{cases} cases, {steps} steps: {cases / spent:.1f} cases, {steps / spent:.0f} steps a second of a core")
+    own = os.times()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TIMED"] = str(Path(folder, "timed"))
         _, _, timed = shares(count, "benchmarks.timed_worker")
         inside, running = map(float, Path(os.environ["TIMED"]).read_text().split())
-    print(f"in the library: {inside / running:.0%} of the time the child ran cases, {inside / timed:.0%} of all")
-    alone = looped()
-    print(f"a process a case: {1 / alone:.2f} cases a second, {alone * cases / seconds:.1f} times slower")
+        here = sum(os.times()[:2]) - sum(own[:2])
+        alone = looped(Path(folder))
+    print(
+        f"in the library: {inside / running:.0%} of the time cases ran in the child; the parent takes {here / timed:.1%} of all"
+    )
+    print(f"a process a case: {1 / alone:.2f} cases a second of a core, {alone * cases / spent:.1f} times slower")
 
 
 def guided(seeds: int, names: list[str]) -> None:
