@@ -11,7 +11,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -208,9 +207,7 @@ class Campaign:
                     known, kept, seen = before.known, list(before.kept), frozenset(before.seen)
                 waiting.append(executor.submit(run_share, self.plan, submitted, known, kept, seen, until))
                 submitted += 1
-            if over:
-                # Those that have begun are waited for: they are the first, and end soon.
-                waiting = deque(takewhile(lambda future: not future.cancel(), waiting))
+            # When it is over they all end soon, those that have not begun at once.
             if not waiting:
                 return
             yield waiting.popleft().result()

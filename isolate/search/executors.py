@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
@@ -68,6 +69,9 @@ def cluster(address: str) -> Iterator[tuple[Executor, int]]:
         from distributed import Client
     except ImportError:
         raise IsolateError("--cluster needs Dask: pip install 'isolate[cluster]'") from None
+    # What it logs of connections that end says nothing that is not said here.
+    for name in ("distributed", "distributed.client", "tornado.application"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     connected: Any = Client
     try:
         client = connected(address, timeout=PATIENCE, set_as_default=False)
@@ -82,4 +86,6 @@ def cluster(address: str) -> Iterator[tuple[Executor, int]]:
         except IsolateError:
             raise
         except Exception as error:
-            raise IsolateError(f"{address}: the Dask cluster did not run a share: {error!r}") from None
+            raise IsolateError(
+                f"{address}: the Dask cluster did not run a share; is it still there? It says: {error!r}"
+            ) from None
