@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from isolate import case as cases
+from isolate.case import JUDGED_BY
 from isolate.cli import main
 from isolate.library.find import find_build
 from isolate.replay.target import device_libraries
@@ -101,8 +102,14 @@ def ends_like(finding: dict[str, Any], ended: subprocess.CompletedProcess[str]) 
         assert fault["report"]["text"].splitlines()[0] in said
 
 
+def counted(path: Path) -> bool:
+    """What shows the fault is counted beside the run."""
+    return JUDGED_BY.get(str(getattr(cases.read(path).expect, "kind", ""))) == "counters"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["cpp", "python"])
-@pytest.mark.parametrize("path", [pytest.param(path, id=name(path)) for path in FAULTY if path != SLOW])
+@pytest.mark.parametrize("path", [pytest.param(path, id=name(path)) for path in FAULTY if not counted(path)])
 def test_a_program_ends_as_the_finding_does(path: Path, form: str, tmp_path: Path) -> None:
     finding = finding_of(path, tmp_path / "found.json")
     if form == "cpp":
