@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from click.testing import CliRunner, Result
 
+from isolate.cli import main
 from isolate.report import json as report_json
 from isolate.search.campaign import Campaign
 from isolate.search.examples import Examples
@@ -53,6 +55,27 @@ def files(folder: Path) -> dict[str, bytes]:
     """What is in a folder beside its journal, the folder's own name left out."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "journal.jsonl"]
     return {str(path.relative_to(folder)): path.read_bytes().replace(str(folder).encode(), b"FOLDER") for path in paths}
+
+
+#: Switches of the command for cases that are run fast.
+SMALL = ["--model", "zoo:llama:F32", "--slots", "2", "--seed", "5"]
+
+
+def isolate(*words: object) -> Result:
+    """The command, in this process."""
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def sentence(result: Result) -> str:
+    """What is said by a command that could not do its work: one line."""
+    assert result.exit_code == 2, result.output
+    (line,) = result.output.splitlines()
+    return line
+
+
+def whole_lines(folder: Path) -> list[bytes]:
+    """The lines of a journal that have an end."""
+    return [line for line in (folder / "journal.jsonl").read_bytes().splitlines(True) if line.endswith(b"\n")]
 
 
 if __name__ == "__main__":

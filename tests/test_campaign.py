@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
-import resource
 import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -20,10 +18,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from isolate import case as cases_of
-from isolate.cli import main
 from isolate.errors import IsolateError
 from isolate.replay.supervisor import Supervisor
 from isolate.report import campaign as report_campaign
@@ -34,20 +31,21 @@ from isolate.search.examples import Examples
 from isolate.search.executors import processes
 from isolate.search.known import name_of, shipped
 from isolate.search.shard import Found, Plan, Share, end_children, run_share
-from tests.campaigns import CASES, PLAN, PLANTED, SHARES, campaign, document, files, kept
+from tests.campaigns import (
+    CASES,
+    PLAN,
+    PLANTED,
+    SHARES,
+    SMALL,
+    campaign,
+    files,
+    isolate,
+    kept,
+    sentence,
+    whole_lines,
+)
 from tests.conftest import ROOT, descendants, left_behind, signals_as_at_a_terminal
 from tests.mutants.worker import WORKER, with_mutant
-
-
-def isolate(*words: object) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words])
-
-
-def sentence(result: Result) -> str:
-    """What is said by a command that could not do its work: one line."""
-    assert result.exit_code == 2, result.output
-    (line,) = result.output.splitlines()
-    return line
 
 
 @dataclass(frozen=True)
@@ -205,7 +203,7 @@ def test_a_campaign_that_was_killed_and_one_that_was_cut_short_end_as_one_that_r
     # as if the last line had been cut, and a finding had not been written
     with (folder / "journal.jsonl").open("ab") as file:
         file.write(b'{"number": 99, "cases"')
-    before = len(kept_whole_lines(folder))
+    before = len(whole_lines(folder))
     with campaign(folder) as running, processes(2) as executor:
         assert running.shares == before
         running.run(executor, 2, None, 0.5)
@@ -215,10 +213,6 @@ def test_a_campaign_that_was_killed_and_one_that_was_cut_short_end_as_one_that_r
     assert kept(folder) == kept(whole.folder)
     assert files(folder) == files(whole.folder)
     assert running.totals.cases == CASES
-
-
-def kept_whole_lines(folder: Path) -> list[bytes]:
-    return [line for line in (folder / "journal.jsonl").read_bytes().splitlines(True) if line.endswith(b"\n")]
 
 
 def test_a_finding_that_was_cut_short_gives_way_to_what_it_is_reduced_to(whole: Whole, tmp_path: Path) -> None:
@@ -264,9 +258,6 @@ def test_a_share_ends_soon_after_the_time_is_over() -> None:
 # -- interruptions
 
 
-SMALL = ["--model", "zoo:llama:F32", "--slots", "2", "--seed", "5"]
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_campaign_says_what_it_found_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     folder = tmp_path / "c"
@@ -306,100 +297,6 @@ def test_a_process_that_is_killed_ends_a_campaign_with_one_sentence(tmp_path: Pa
         running.run(executor, 1, CASES, None, kill)
     assert left_behind() == before
     assert 0 < len(kept(tmp_path)) < SHARES
-
-
-# -- the folder
-
-
-class Canned(Executor):
-    """Gives the same share for every number, without a library."""
-
-    def __init__(self, **fields: Any) -> None:
-        self.fields = fields
-
-    def submit(self, function: Any, /, *arguments: Any, **named: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(Share(arguments[1], **{"cases": PLAN.size, "steps": 9, **self.fields}))
-        return future
-
-
-def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
-    with campaign(tmp_path / "c"):
-        said = sentence(isolate("fuzz", *SMALL, "--out", tmp_path / "c"))
-    assert said == f"Error: {tmp_path / 'c'}: another run is using this folder; give --out another one"
-
-
-def test_other_settings_are_named(tmp_path: Path) -> None:
-    with campaign(tmp_path / "c"):
-        pass
-    other = campaign(tmp_path / "c", replace(PLAN, seed=2, guided=False))
-    said = r"with other settings \(guided, seed\); repeat those .* give --out another"
-    with pytest.raises(IsolateError, match=said), other:
-        pass
-    said = r"with other settings \(known\)"
-    with pytest.raises(IsolateError, match=said), Campaign(PLAN, tmp_path / "c", shipped()[1:], document):
-        pass
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'"x"'])
-def test_a_folder_that_holds_something_else_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "campaign.json").write_bytes(content)
-    with (
-        pytest.raises(IsolateError, match=r"campaign.json: not a campaign .* give --out another folder"),
-        campaign(tmp_path),
-    ):
-        pass
-
-
-def test_a_journal_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
-    with campaign(tmp_path) as running:
-        running.run(Canned(), 1, 2 * PLAN.size, None)
-    journal = tmp_path / "journal.jsonl"
-    journal.write_bytes(b'{"number": "no"}\n' + journal.read_bytes())
-    before = journal.read_bytes()
-    with (
-        pytest.raises(IsolateError, match=r"journal.jsonl: line 1 is not what this isolate writes"),
-        campaign(tmp_path),
-    ):
-        pass
-    assert journal.read_bytes() == before
-
-
-@pytest.mark.parametrize("below", ["file", "file/deeper"])
-def test_a_folder_that_cannot_be_made_is_one_sentence(below: str, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    said = sentence(isolate("fuzz", *SMALL, "--out", tmp_path / below))
-    assert "cannot be used as a campaign's folder" in said
-
-
-def test_a_full_disk_is_one_sentence_and_the_campaign_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    share = {"facts": ["x" * 400]}
-    with campaign(tmp_path) as running:
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-            with pytest.raises(IsolateError, match=r"journal.jsonl: cannot be written: File too large"):
-                running.run(Canned(**share), 1, 100 * PLAN.size, None)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    whole = len(kept_whole_lines(tmp_path))
-    assert 0 < whole < 100
-    with campaign(tmp_path) as running:
-        assert running.shares == whole
-        running.run(Canned(**share), 1, 100 * PLAN.size, None)
-    assert len(kept(tmp_path)) == 100
-
-
-def test_what_later_shares_do_not_need_is_not_held(tmp_path: Path) -> None:
-    """However long a campaign: as many shares are held after 300 as after 1000."""
-    held = []
-    case = shipped()[0].case
-    with campaign(tmp_path) as running:
-        for shares in (304, 1000):
-            running.run(Canned(kept=[case] * 3), 4, shares * PLAN.size, None)
-            assert running.shares == shares
-            held.append((len(running._recent), len(running._before.kept)))
-    assert held[0] == held[1] and held[0][0] <= campaigns.LAST + campaigns.TOGETHER
 
 
 # -- the command
