@@ -35,6 +35,7 @@ from isolate.case import (
 from isolate.errors import CaseError, IsolateError
 from isolate.fault import Fault
 from isolate.search.passes import content
+from isolate.serve.options import PLAIN_TYPES
 from isolate.zoo import ZOO
 
 #: The plainest kind of memory first: a fault of one is one of those after it, too, since they contain it.
@@ -152,8 +153,11 @@ def _allowed(known: Case, case: Case) -> bool:
     if copies and cells and known.context.kv_unified != case.context.kv_unified:
         # A copy shares cells in a unified cache, and has its own in another.
         return False
-    kinds = {known.context.type_k, known.context.type_v} - {"f32", "f16", "bf16"}
-    return kinds <= {case.context.type_k, case.context.type_v}
+    # One quantized type is as good as another.
+    return all(
+        getattr(known.context, name) in PLAIN_TYPES or getattr(case.context, name) not in PLAIN_TYPES
+        for name in ("type_k", "type_v")
+    )
 
 
 class _Marked(NamedTuple):

@@ -16,7 +16,7 @@ from random import Random
 
 import msgspec
 
-from isolate.case import Case
+from isolate.case import Case, SeqRm
 from isolate.errors import IsolateError
 from isolate.fault import Fault, Finding
 from isolate.replay.supervisor import Outcome, Supervisor
@@ -24,10 +24,12 @@ from isolate.replay.target import find as find_target
 from isolate.search import fuzz, pin
 from isolate.search.coverage import facts
 from isolate.search.even import Even
+from isolate.search.followed import Followed
 from isolate.search.fuzz import Ground, Space, changed, generated, ground
 from isolate.search.hostile import accepted
 from isolate.search.known import Known, name_of, recognized
 from isolate.search.minimize import Limits, minimize
+from isolate.zoo import ZOO
 
 #: Cases in a share. One model and one set of settings serves all of them, so that noise is measured once.
 SIZE = 40
@@ -268,10 +270,21 @@ class _Runner:
 
 
 def other_rules(case: Case, candidate: Case, fault: Fault) -> bool:
-    """A removal is asked of memory that may refuse it, where that of the case may not: snapshots of recurrent states decide."""
-    kept = case.context.n_rs_seq == candidate.context.n_rs_seq
-    allowed = candidate.context.n_rs_seq is msgspec.UNSET or candidate.model.zoo in fuzz.SNAPSHOTS
-    return fault.kind == "memory" and not (kept and allowed)
+    """A removal is asked of memory that may refuse it, where that of the case may not."""
+    if fault.kind != "memory" or not isinstance(candidate.model.zoo, str):
+        return False
+    if case.context.n_rs_seq is not msgspec.UNSET:
+        kept = case.context.n_rs_seq == candidate.context.n_rs_seq
+        return not kept or candidate.model.zoo not in fuzz.SNAPSHOTS
+    recipe = ZOO[candidate.model.zoo]
+    if recipe.partial_removal:
+        return False
+    followed = Followed(recipe, candidate.context)
+    for step in candidate.steps:
+        if isinstance(step, SeqRm) and step.returns is msgspec.UNSET and 0 < step.p0 < followed.ends.get(step.slot, 0):
+            return True
+        followed.add(step)
+    return False
 
 
 def _children(plan: Plan) -> Supervisor:
