@@ -362,7 +362,8 @@ class Generator(Followed):
         slot, into = pair
         if self.held(into) != Slot():
             self.add(SeqRm(slot=into))
-        middle = self.chance.randint(1, self.ends[slot] - 1)
+        # After a cell that is there: what comes next has to follow it.
+        middle = self.chance.choice(self.held(slot).positions[:-1] or (0,)) + 1
         if self.chance.random() < 0.2 and self.recipe.partial_removal and self.context.kv_unified:
             self.add(SeqCp(slot=slot, into=into, p0=middle))
         else:
