@@ -61,6 +61,8 @@ ABOVE = {
     "KeepKeepsTheNextToo": (3, 1),
     # a state that could be taken of an empty slot
     "RestoreLeaksACell": (4, 256),
+    # in one layer the first cells of this prompt are hardly looked at
+    "ShiftLeavesTheFirstCell": (3, 5),
 }
 #: The release has a fault by itself with the same signature, that is smaller.
 SLIPS = ("RestoreGivesTheNewestCheckpoint",)
