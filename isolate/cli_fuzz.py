@@ -155,6 +155,7 @@ def _space(
     target: str,
 ) -> Any:
     """What cases may be made of, on this build. IsolateError where nothing is left."""
+    from isolate.models import TYPES
     from isolate.replay.supervisor import Supervisor
     from isolate.replay.target import find as find_target
     from isolate.search.fuzz import Space
@@ -163,6 +164,8 @@ def _space(
     if len({weights for _, _, weights in named}) > 1:
         raise IsolateError("--model: give all models the same type of weights")
     weights = named[0][2] if named and named[0][2] else None
+    if weights is not None and weights.upper() not in TYPES:
+        raise IsolateError(f"--model: no type of weights is called {weights!r}; there are {', '.join(TYPES)}")
     runs_on = find_target(target, build, include)
     with Supervisor(build, include, runs_on) as children:
         described = children.describe()

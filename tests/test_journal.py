@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -43,9 +44,12 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     said = r"with other settings \(guided, seed\); repeat those .* give --out another"
     with pytest.raises(IsolateError, match=said), other:
         pass
-    said = r"with other settings \(known\)"
-    with pytest.raises(IsolateError, match=said), Campaign(PLAN, tmp_path / "c", shipped()[1:], document):
-        pass
+
+
+def test_a_campaign_goes_on_when_more_is_known_than_before(tmp_path: Path) -> None:
+    for known in (shipped()[1:], shipped()):
+        with Campaign(PLAN, tmp_path / "c", known, document):
+            assert len(json.loads((tmp_path / "c" / "campaign.json").read_text())["known"]) == len(known)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'"x"'])

@@ -311,7 +311,7 @@ class Reference:
         positions = _moved(slot.positions, p0, p1, delta)
         if self.kind == "recurrent":
             doubt = slot.doubt or ("" if all(moves) else "a part of its tokens was moved")
-            return replace(slot, positions=positions, recurrent=recurrent, doubt=doubt)
+            return replace(slot, positions=positions, recurrent=recurrent, doubt=doubt, unknown=min(positions) < 0)
         window = replace(slot.window, positions=_moved(slot.window.positions, p0, p1, delta))
         history, doubt, unknown = slot.history, slot.doubt, slot.unknown
         if history is not None or not all(moves) or not self.relative:

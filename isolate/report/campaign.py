@@ -86,7 +86,8 @@ def _lines(campaign: Campaign, findings: Sequence[Finding]) -> Iterator[str]:
     for sentence, count in totals.refused.most_common(5):
         yield f"refused  {count} cases: {sentence}"
     yield line(totals)
-    yield f"kept in {folder.place}; the same command goes on from there"
+    documents = f"; documents for `isolate report` and `export` in {folder.place / 'findings'}" if totals.found else ""
+    yield f"kept in {folder.place}; the same command goes on from there, and runs cases again that were cut short{documents}"
 
 
 def document(campaign: Campaign, findings: Sequence[Finding]) -> dict[str, Any]:

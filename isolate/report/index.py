@@ -34,6 +34,9 @@ def read(folder: Path) -> list[tuple[Path, Finding, Case]]:
     for path in sorted(folder.glob("*.json")):
         if b'"isolate.findings/' in _beginning(path):
             found += [(path, finding, case) for finding, case in findings.read(path)]
+    if not found and (folder / "findings").is_dir():
+        # A campaign's folder.
+        return read(folder / "findings")
     if not found:
         raise IsolateError(f"{folder}: no file in it holds findings; write some with --json {folder / 'NAME.json'}")
     return sorted(found, key=lambda each: str(each[1].fault.signature))

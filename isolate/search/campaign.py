@@ -123,8 +123,9 @@ class Campaign:
         elif share.number < 0:
             self._merge(share)
         else:
-            names = [name_of(found.case) for found in share.found if found.confirmed]
-            self._of_cut.setdefault(share.number, []).extend(names)
+            found = {name_of(each.case): each for each in share.found if each.confirmed}
+            self._of_cut.setdefault(share.number, []).extend(found)
+            self.totals.found.update(found)
 
     def _add(self, share: Share) -> None:
         """Keep what came of a share. One that was cut short is counted now, and is run again when the campaign goes on."""
@@ -142,8 +143,12 @@ class Campaign:
         self._recent.append(share)
         while self._before.shares < _bound(self.shares):
             self._before.add(self._recent.popleft())
+        # What was found until it was cut short is found again, perhaps reduced further.
+        given_way = self._of_cut.pop(share.number, [])
+        for name in given_way:
+            self.totals.found.pop(name, None)
         self._merge(share)
-        for name in self._of_cut.pop(share.number, ()):
+        for name in given_way:
             if name not in self.totals.found:
                 self.folder.remove_finding(name)
 

@@ -37,7 +37,7 @@ from isolate.search.generate import Generator
 #: How many of the steps overstep a limit.
 SHARE = 0.2
 #: Answers that say no.
-_CLEAN = ("decode", "state", "memory")
+CLEAN = ("decode", "state", "memory")
 
 
 class Hostile(Generator):
@@ -180,9 +180,12 @@ class Hostile(Generator):
 
 
 def accepted(case: Case, fault: Fault, wild: frozenset[int]) -> Case | None:
-    """The case with the answer it got taken as right, where a step that oversteps a limit was refused; else None."""
+    """The case with the answer it got taken as right, where a step was refused; else None.
+
+    After the first step that oversteps a limit nobody knows what the cache holds, so that a right one may be refused, too.
+    """
     index = fault.step.index
-    if index not in wild or fault.kind not in _CLEAN or fault.origin.code is None:
+    if index is None or index < min(wild, default=index + 1) or fault.kind not in CLEAN or fault.origin.code is None:
         return None
     step = case.steps[index]
     if step.returns is not UNSET:

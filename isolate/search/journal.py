@@ -63,10 +63,13 @@ class Folder:
             there = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             raise IsolateError(f"{path}: not a campaign that `isolate fuzz` began; give --out another folder") from None
-        other = list(_other(there, msgspec.json.decode(header)))
-        if other:
+        other = set(_other(there, msgspec.json.decode(header)))
+        if other == {"known"}:
+            # More is known than when it began: from here on it is counted as known.
+            self._write(path, msgspec.json.format(header) + b"\n")
+        elif other:
             raise IsolateError(
-                f"{self.place}: holds a campaign with other settings ({', '.join(other)}); repeat those to go on with it, or "
+                f"{self.place}: holds a campaign with other settings ({', '.join(sorted(other))}); repeat those to go on with it, or "
                 "give --out another folder"
             )
 

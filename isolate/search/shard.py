@@ -26,7 +26,7 @@ from isolate.search.coverage import facts
 from isolate.search.even import Even
 from isolate.search.followed import Followed
 from isolate.search.fuzz import Ground, Space, changed, generated, ground
-from isolate.search.hostile import accepted
+from isolate.search.hostile import CLEAN, accepted
 from isolate.search.known import Known, name_of, recognized
 from isolate.search.minimize import Limits, minimize
 from isolate.zoo import ZOO
@@ -270,7 +270,10 @@ class _Runner:
 
 
 def other_rules(case: Case, candidate: Case, fault: Fault) -> bool:
-    """A removal is asked of memory that may refuse it, where that of the case may not."""
+    """Another answer would be right: a removal is asked of memory that may refuse it, or no limit is overstepped any more."""
+    if case.hostile and (not candidate.hostile or fault.kind in CLEAN):
+        # An answer that says no is right there, and what is asked without overstepping is not what it was.
+        return True
     if fault.kind != "memory" or not isinstance(candidate.model.zoo, str):
         return False
     if case.context.n_rs_seq is not msgspec.UNSET:
