@@ -16,14 +16,15 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 
 
 def descendants(parent: int) -> list[int]:
-    """Processes whose parent is `parent`."""
+    """Processes whose parent is `parent`, but for the one that Python's multiprocessing keeps."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
+            words = stat.with_name("cmdline").read_bytes()
         except OSError:
             continue
-        if int(fields[1]) == parent:
+        if int(fields[1]) == parent and b"multiprocessing.resource_tracker" not in words:
             found.append(int(stat.parent.name))
     return found
 
