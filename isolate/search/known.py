@@ -120,6 +120,12 @@ def heart(known: Case) -> list[Step]:
 
     All steps where less than two would be left.
     """
+    quantized = {known.context.type_k, known.context.type_v} - PLAIN_TYPES
+    on_device = [step for step in known.steps if isinstance(step, Checkpoint) and "on_device" in step.flags]
+    if quantized and on_device:
+        # What a quantized cache loses on the way to the device and back shows after any change of the slot.
+        names = {step.name for step in on_device}
+        return [step for step in known.steps if isinstance(step, Checkpoint | Restore) and step.name in names]
     found: list[Step] = []
     touched: set[int] = set()
     kept: set[str] = set()
