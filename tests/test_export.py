@@ -232,3 +232,16 @@ def test_a_file_that_holds_no_findings_is_refused(content: str, says: str, tmp_p
     result = isolate("export", tmp_path / "found.json", "--as", "cpp")
     assert result.exit_code == 2
     assert says in result.output
+
+
+def test_a_case_where_findings_are_wanted_says_where_they_are(tmp_path: Path) -> None:
+    case = tmp_path / "case.json"
+    case.write_bytes((Path(__file__).parents[1] / "cases/two-slots.json").read_bytes())
+    arguments = ["export", str(case), "--as", "issue"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2 and result.output == (
+        f"Error: {case}: this is a case; `isolate run CASE --json FILE` writes its findings\n"
+    )
+    (tmp_path / "findings").mkdir()
+    (tmp_path / "findings" / "case.json").write_text("{}")
+    assert f"its finding is in {tmp_path / 'findings' / 'case.json'}" in CliRunner().invoke(main, arguments).output

@@ -41,7 +41,8 @@ def read(path: Path) -> list[tuple[Finding, Case]]:
     except OSError as error:
         raise IsolateError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise IsolateError(f"{path}: not findings that a command's --json wrote: {error}") from None
+        said = _case_instead(path) or f"not findings that a command's --json wrote: {error}"
+        raise IsolateError(f"{path}: {said}") from None
     if document.schema != SCHEMA:
         raise IsolateError(f"{path}: its schema is {document.schema[:64]!r}, {SCHEMA!r} is what can be read")
     found = []
@@ -50,6 +51,18 @@ def read(path: Path) -> list[tuple[Finding, Case]]:
         finding = Finding(entry.case, entry.fault, entry.repeats.times, entry.repeats.of, entry.replay)
         found.append((finding, case))
     return found
+
+
+def _case_instead(path: Path) -> str:
+    """What to do with a case where findings are wanted; "" where it is none."""
+    try:
+        cases_of.read(path)
+    except IsolateError:
+        return ""
+    document = path.parent / "findings" / path.name
+    if document.is_file():
+        return f"this is a case; its finding is in {document}"
+    return "this is a case; `isolate run CASE --json FILE` writes its findings"
 
 
 def one(path: Path, number: int) -> tuple[Finding, Case]:
