@@ -158,6 +158,9 @@ class Oracle:
             return None
         kept = self.engine.kept[step.name]
         assert result.slot is not None
+        if not 0 <= result.slot < self.engine.settings.n_seq_max:
+            # To ask about a slot that is not there would be a fault of ours.
+            return None
         if kept.flags & _ON_DEVICE:
             self._note("cells: states on the device were not judged: to take one again is to lose it")
             return None
