@@ -41,6 +41,7 @@ from isolate.search.fuzz import CELLS, Space, cases, changed, generated, ground,
 from isolate.search.hostile import accepted
 from isolate.search.known import Known, name_of, recognized, shipped
 from isolate.search.serving import MOST_STEPS
+from isolate.search.shard import other_rules
 from isolate.serve.memory import Memory
 from isolate.serve.options import Options, ServeError
 from isolate.serve.requests import Request
@@ -253,9 +254,34 @@ def test_a_step_that_oversteps_a_limit_may_be_refused_and_nothing_else() -> None
     said = fault("decode", steps[1], 1, code=-1)
     answered = accepted(case, said, frozenset({1}))
     assert answered is not None and answered.steps[1] == replace(steps[1], returns=-1)
-    assert accepted(case, said, frozenset({0})) is None
+    # after a limit was overstepped a right step may be refused, too; before that it may not
+    assert accepted(case, said, frozenset({0})) == answered
+    assert accepted(case, fault("decode", steps[0], 0, code=-1), frozenset({1})) is None
     assert accepted(answered, said, frozenset({1})) is None
     assert accepted(case, fault("signal", steps[1], 1, code=6), frozenset({1})) is None
+
+
+def test_a_refusal_is_not_reduced_to_one_that_is_right() -> None:
+    def refused(*steps: Step, zoo: str = "mamba2", **context: object) -> Case:
+        return written(*steps, zoo=zoo, **context)
+
+    every_slot = refused(decode(0), SeqRm(slot=-1))
+    said = fault("memory", every_slot.steps[-1], 1, code=0)
+    # recurrent memory may refuse to give back a part
+    assert other_rules(every_slot, refused(decode(0), SeqRm(slot=0, p0=1)), said)
+    assert not other_rules(every_slot, refused(decode(0), SeqRm(slot=0, p0=3)), said)
+    assert not other_rules(every_slot, refused(SeqRm(slot=-1)), said)
+    assert not other_rules(every_slot, refused(decode(0), SeqRm(slot=0, p0=1), zoo="llama"), said)
+    # but not what a snapshot holds
+    taken_back = refused(decode(0), SeqRm(slot=0, p0=2), zoo="lfm2", n_rs_seq=2)
+    assert not other_rules(taken_back, taken_back, said)
+    assert other_rules(taken_back, refused(*taken_back.steps, zoo="lfm2"), said)
+    assert other_rules(taken_back, refused(*taken_back.steps, n_rs_seq=2), said)
+    # beyond the limits a refusal is right, and a case has to stay beyond them
+    beyond = replace(every_slot, hostile=True)
+    assert other_rules(beyond, beyond, said)
+    dies = fault("signal", every_slot.steps[-1], 1, code=11)
+    assert other_rules(beyond, every_slot, dies) and not other_rules(beyond, beyond, dies)
 
 
 # -- what is known
@@ -309,6 +335,43 @@ def test_a_known_finding_is_recognized_in_other_slots_names_and_counts_and_among
 def test_a_case_that_only_looks_alike_is_new(steps: tuple[Step, ...]) -> None:
     other = written(*steps)
     assert recognized(known_of(KNOWN), other, shown(other)) is None
+
+
+def test_a_reduced_case_is_known_by_its_heart() -> None:
+    """What gave the slots their tokens, and what noticed the fault in the end, may be another."""
+    known = known_of(written(decode(0), SeqCp(slot=0, into=1), SeqAdd(slot=0, delta=3), kv_unified=True))
+    case = written(
+        Save(slot=2, name="a"),
+        Load(name="a", slot=3),
+        SeqCp(slot=3, into=0),
+        SeqAdd(slot=3, delta=1),
+        decode(0),
+        kv_unified=True,
+    )
+    found = shown(case, "logits", "llama_get_logits_ith")
+    assert recognized(known, case, found, reduced=True) and not recognized(known, case, found)
+    assert not recognized(known, case, shown(case, "signal", "llama_decode"), reduced=True)
+    apart = replace(case, context=replace(case.context, kv_unified=False))
+    assert not recognized(known, apart, found, reduced=True)
+    assert not recognized(known, replace(case, steps=case.steps[:3]), found, reduced=True)
+
+
+def test_any_quantized_cache_is_like_another_on_its_way_to_the_device() -> None:
+    def away(type_v: str, *between: Step) -> Case:
+        point = Checkpoint(slot=0, name="p", flags=["partial_only", "on_device"])
+        return written(decode(0), point, *between, Restore(name="p"), decode(0), type_v=type_v)
+
+    known = known_of(away("q8_0", SeqRm(slot=0, p0=2)), "logits", "llama_get_logits_ith")
+    for type_v, is_known in (("q4_0", True), ("f16", False)):
+        case = away(type_v, SeqAdd(slot=0, delta=1))
+        found = shown(case, "logits", "llama_get_logits_ith")
+        assert (recognized(known, case, found, reduced=True) is not None) == is_known
+
+
+def test_an_empty_slots_state_is_not_that_of_another() -> None:
+    known = known_of(written(Save(slot=0, name="a"), decode(0), Load(name="a", slot=0)))
+    full = written(decode(0), Save(slot=0, name="a"), decode(0), Load(name="a", slot=0))
+    assert not recognized(known, full, shown(full), reduced=True)
 
 
 def test_another_fault_or_another_step_is_new() -> None:
