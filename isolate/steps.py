@@ -276,7 +276,7 @@ def ends_after(ends: dict[int, int], step: Step) -> dict[int, int]:
             return {**ends, step.into: max(ends.get(step.into, 0), end)}
         case SeqAdd():
             end = ends.get(step.slot, 0)
-            moves = step.p0 < end and (step.p1 < 0 or step.p1 >= end)
+            moves = max(step.p0, 0) < end and (step.p1 < 0 or step.p1 >= end)
             return {**ends, step.slot: end + step.delta} if moves else ends
         case _:
             return ends

@@ -42,6 +42,7 @@ from isolate.zoo import ZOO
 _PLAIN = ("attention", "window", "recurrent", "hybrid")
 #: Kinds of fault that show only in what comes later.
 _SILENT = {"positions", "logits", "cells", "nan"}
+_CRASHES = {"signal", "assert"}
 #: Settings that a known case has from need, where it has them.
 _NEEDED = ("kv_unified", "swa_full")
 #: Where the shipped cases are.
@@ -94,7 +95,7 @@ def recognized(known: Sequence[Known], case: Case, fault: Fault, reduced: bool =
         each
         for each in known
         if reduced
-        and {each.expect.kind, fault.kind} <= _SILENT
+        and {each.expect.kind, fault.kind} <= (_SILENT | _CRASHES if _lost_on_device(each.case) else _SILENT)
         and within(each.case, case, fault, exactly=False, only=heart(each.case))
     )
     return next(same, None) or next(later, None)
@@ -120,11 +121,8 @@ def heart(known: Case) -> list[Step]:
 
     All steps where less than two would be left.
     """
-    quantized = {known.context.type_k, known.context.type_v} - PLAIN_TYPES
-    on_device = [step for step in known.steps if isinstance(step, Checkpoint) and "on_device" in step.flags]
-    if quantized and on_device:
-        # What a quantized cache loses on the way to the device and back shows after any change of the slot.
-        names = {step.name for step in on_device}
+    names = _lost_on_device(known)
+    if names:
         return [step for step in known.steps if isinstance(step, Checkpoint | Restore) and step.name in names]
     found: list[Step] = []
     touched: set[int] = set()
@@ -138,6 +136,13 @@ def heart(known: Case) -> list[Step]:
             continue
         found.append(step)
     return found if len(found) > 1 else list(known.steps)
+
+
+def _lost_on_device(known: Case) -> set[str]:
+    """States of a quantized cache on the device: what is lost of them shows after any change of the slot, or as a crash."""
+    if not {known.context.type_k, known.context.type_v} - PLAIN_TYPES:
+        return set()
+    return {step.name for step in known.steps if isinstance(step, Checkpoint) and "on_device" in step.flags}
 
 
 def _allowed(known: Case, case: Case) -> bool:
