@@ -24,10 +24,8 @@ from isolate.recipes import VOCABULARY, Recipe
 from isolate.replay.batch import Fed
 from isolate.replay.engine import Result
 from isolate.replay.reference import Reference, Slot
+from isolate.search.without import slot_cells
 from isolate.steps import ends_after
-
-#: llama.cpp rounds the cells of a slot up to a multiple of this.
-CELLS = 256
 
 
 @dataclass(frozen=True)
@@ -120,10 +118,8 @@ class Followed:
 
     def room(self, slot: int) -> int:
         """Tokens that a slot can still take."""
-        per_slot = -(-self.context.n_ctx // self.context.n_seq_max // CELLS) * CELLS
-        if not self.context.kv_unified:
-            return per_slot - len(self.held(slot).positions)
-        return -(-self.context.n_ctx // CELLS) * CELLS - sum(len(self.held(other).positions) for other in self.slots)
+        sharing = self.slots if self.context.kv_unified else [slot]
+        return slot_cells(self.context) - sum(len(self.held(other).positions) for other in sharing)
 
     def usable(self, slot: int) -> list[State]:
         """Checkpoints that a server would set back into a slot: of the beginning of what the slot holds."""

@@ -20,10 +20,10 @@ from msgspec.structs import replace
 from isolate.case import Case, Clear, Context, Model
 from isolate.errors import IsolateError
 from isolate.recipes import Memory, Recipe
-from isolate.search.followed import CELLS
 from isolate.search.generate import Generator, weighted
 from isolate.search.hostile import Hostile
 from isolate.search.serving import served
+from isolate.search.without import CELLS
 from isolate.zoo import ZOO
 
 #: Types of the KV cache, K and V, with flash attention or without, and how often. In an F32 cache without flash attention

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from isolate.case import Case, Checkpoint, Context, Decode, Load, Reopen, Restore, Save
-from isolate.search.without import CELLS
+from isolate.search.without import slot_cells
 from isolate.steps import ends_after
 
 
@@ -39,5 +39,5 @@ def overfull(case: Case) -> bool:
 
 def _over(ends: dict[int, int], context: Context) -> bool:
     if context.kv_unified:
-        return sum(ends.values()) > -(-context.n_ctx // CELLS) * CELLS
-    return max(ends.values(), default=0) > -(-context.n_ctx // context.n_seq_max // CELLS) * CELLS
+        return sum(ends.values()) > slot_cells(context)
+    return max(ends.values(), default=0) > slot_cells(context)

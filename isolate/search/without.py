@@ -78,6 +78,12 @@ def with_settings(case: Case, settings: dict[str, Any], place: int = -1) -> Case
     return valid(replace(case, steps=steps))
 
 
+def slot_cells(context: Context) -> int:
+    """Tokens that a slot has room for, or all slots together where they share one cache."""
+    tokens = context.n_ctx if context.kv_unified else -(-context.n_ctx // context.n_seq_max)
+    return -(-tokens // CELLS) * CELLS
+
+
 def least_cells(case: Case) -> int:
     """The smallest n_ctx that can hold what the case decodes into its fullest slot, in whole units of cells for each slot."""
     tokens: dict[int, int] = {}
