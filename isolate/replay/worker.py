@@ -11,7 +11,6 @@ import ctypes
 import os
 import resource
 import shutil
-import signal
 import socket
 import sys
 import time
@@ -31,12 +30,11 @@ from isolate.replay import beside, protocol
 from isolate.replay.engine import Engine, StepFailed
 from isolate.replay.loaded import Models
 from isolate.replay.oracle import Oracle
+from isolate.replay.parent import end_with
 from isolate.trace.hooks import Hooks
 from isolate.trace.node import NodeTrace
 from isolate.trace.record import Kind
 from isolate.trace.ring import Ring, Writer
-
-PR_SET_PDEATHSIG = 1
 
 
 class Setup(msgspec.Struct):
@@ -246,10 +244,7 @@ def engine_fault(error: Exception, engine: Engine) -> Fault:
 
 def prepare(setup: Setup) -> None:
     """Make this process one that dies with its parent, leaves no core file, and is the first the kernel kills."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != setup.parent:
-        os._exit(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with(setup.parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # A sandbox may forbid it.
     with contextlib.suppress(OSError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import multiprocessing
 import os
@@ -15,8 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from isolate.errors import IsolateError
+from isolate.replay.parent import end_with
 
-PR_SET_PDEATHSIG = 1
 #: Seconds in which a cluster's scheduler must answer.
 PATIENCE = 5
 
@@ -36,7 +35,7 @@ class _Processes(ProcessPoolExecutor):
 def processes(jobs: int) -> Iterator[Executor]:
     """So many processes of this machine; they are gone at the end, also when it comes early."""
     context = multiprocessing.get_context("spawn")
-    executor = _Processes(jobs, context, _end_with_parent, (os.getpid(),))
+    executor = _Processes(jobs, context, end_with, (os.getpid(),))
     try:
         yield executor
     except BaseException as error:
@@ -52,14 +51,6 @@ def processes(jobs: int) -> Iterator[Executor]:
             ) from None
         raise
     executor.shutdown()
-
-
-def _end_with_parent(parent: int) -> None:
-    """Whatever ends the parent ends this process, and Ctrl-C does not."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 @contextmanager
