@@ -16,7 +16,7 @@ import msgspec
 
 from isolate import case as cases_of
 from isolate import cli_findings, cli_fuzz, cli_serve
-from isolate.case import Check
+from isolate.case import Case, Check
 from isolate.errors import BuildError, DeviceError, IsolateError
 from isolate.library.find import find_build
 from isolate.options import (
@@ -193,7 +193,7 @@ def run(
             case = cases_of.with_model(case, model)
         jobs.append(pin.Job(case, path.parent, replay_line(path, switches, (*modes, *(["deep"] if deep else [])))))
     quiet = json_path == "-"
-    results: list[tuple[pin.Result, bool]] = []
+    results: list[tuple[Path, Case, pin.Result, bool]] = []
     runs: list[dict[str, Any]] = []
     unusable = False
     for path, job, result in zip(cases, jobs, watched(pin.pin_all(jobs, settings), cases), strict=True):
@@ -204,18 +204,18 @@ def run(
             unusable |= not (expected and isinstance(result, BuildError))
             continue
         right = pin.expected(job.case, result)
-        results.append((result, right))
+        results.append((path, job.case, result, right))
         runs.append(report_json.run(path, result))
         if not quiet:
             say(report_text.result(path, job.case, result, right if expected else None))
     if len(jobs) > 1 and not quiet:
         say(report_text.summary(results, len(jobs) - len(results), expected))
-    findings = [finding for result, _ in results for finding in result.findings]
+    findings = [finding for _, _, result, _ in results for finding in result.findings]
     if json_path:
-        report_json.write(report_json.document(findings, sum(result.runs for result, _ in results), runs), json_path)
+        report_json.write(report_json.document(findings, sum(result.runs for _, _, result, _ in results), runs), json_path)
     if unusable:
         sys.exit(2)
-    failed = not all(right for _, right in results) if expected else bool(findings)
+    failed = not all(right for _, _, _, right in results) if expected else bool(findings)
     sys.exit(1 if failed else 0)
 
 

@@ -153,3 +153,8 @@ def test_expected_asks_for_each_case_to_end_as_it_says(tmp_path: Path) -> None:
     refuted = run("--expected", str(wrong), str(control))
     assert refuted.exit_code == 1
     assert "(NOT as expected: it should fail with assert in seq_cp" in refuted.output
+    # Among a hundred cases the last lines say which.
+    summary, named = refuted.output.rstrip().splitlines()[-2:]
+    assert summary.endswith("1 NOT as expected")
+    assert f"{wrong}: it should fail with assert in seq_cp" in named
+    assert "and failed with assert in seq_cp: llama-kv-cache.cpp:" in named

@@ -136,16 +136,20 @@ def _expected(case: Case, found: Result) -> str:
     )
 
 
-def summary(results: Sequence[tuple[Result, bool]], not_run: int, expected: bool) -> str:
-    """One line over several cases."""
-    faults = sum(bool(found.findings) for found, _ in results)
-    parts = [f"{len(results)} cases: {len(results) - faults} pass, {faults} with a fault"]
+def summary(runs: Sequence[tuple[Path, Case, Result, bool]], not_run: int, expected: bool) -> str:
+    """One line over several cases and, where `expected` was asked, one for each that ended otherwise."""
+    faults = sum(bool(found.findings) for _, _, found, _ in runs)
+    parts = [f"{len(runs)} cases: {len(runs) - faults} pass, {faults} with a fault"]
     if not_run:
         parts.append(f"{not_run} not run")
+    wrong = [(path, case, found) for path, case, found, right in runs if expected and not right]
     if expected:
-        wrong = sum(not right for _, right in results)
-        parts.append("all as expected" if not wrong else f"{wrong} NOT as expected")
-    return "; ".join(parts)
+        parts.append("all as expected" if not wrong else f"{len(wrong)} NOT as expected")
+    lines = ["; ".join(parts)]
+    for path, case, found in wrong:
+        ends = ", ".join(str(each.fault.signature) for each in found.findings)
+        lines.append(f"       {path}: {_expected(case, found)}, and {f'failed with {ends}' if ends else 'passed'}")
+    return "\n".join(lines)
 
 
 def zoo(recipes: Mapping[str, Recipe]) -> str:
