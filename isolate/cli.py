@@ -212,7 +212,9 @@ def run(
         say(report_text.summary(results, len(jobs) - len(results), expected))
     findings = [finding for _, _, result, _ in results for finding in result.findings]
     if json_path:
-        report_json.write(report_json.document(findings, sum(result.runs for _, _, result, _ in results), runs), json_path)
+        report_json.write(
+            report_json.document(findings, sum(result.runs for _, _, result, _ in results), runs), json_path
+        )
     if unusable:
         sys.exit(2)
     failed = not all(right for _, _, _, right in results) if expected else bool(findings)
