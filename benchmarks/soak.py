@@ -19,12 +19,12 @@ import time
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
+from isolate.cli_fuzz import space_of
 from isolate.options import replay_line, run_switches
 from isolate.report import json as report_json
 from isolate.report.campaign import line
 from isolate.search.campaign import Campaign
 from isolate.search.executors import processes
-from isolate.search.fuzz import Space
 from isolate.search.known import shipped
 from isolate.search.shard import Found, Plan
 
@@ -169,7 +169,8 @@ def soak(asked: argparse.Namespace, folder: Path) -> int:
     def document(found: Found, path: Path) -> dict[str, object]:
         return report_json.document([found.finding(replay_line(path, switches, ()))], found.of)
 
-    plan = Plan(asked.seed, Space(), asked.build, asked.include, asked.target)
+    space = space_of((), None, None, asked.build, asked.include, asked.target)
+    plan = Plan(asked.seed, space, asked.build, asked.include, asked.target)
     looks: list[Look] = []
     started = time.monotonic()
     campaign = Campaign(plan, folder, shipped(), document)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from isolate.errors import CaseError
-from isolate.fault import KINDS
+from isolate.fault import DEATHS, KINDS, Fault
 from isolate.recipes import VOCABULARY, Recipe
 from isolate.refusal import sentence
 from isolate.steps import (
@@ -134,10 +134,22 @@ class Expect(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     where: str = ""
     #: the targets that show it: `gpu` is cuda and dry:GPU; elsewhere the case passes
     on: Literal["any", "gpu"] = "any"
+    #: the library reads what is not its own: the process dies in this step, and how it dies varies
+    varies: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"no fault is of kind {self.kind!r}; there are {', '.join(KINDS)}")
+        if self.varies and self.kind not in DEATHS:
+            raise ValueError(f"`varies` is for {', '.join(sorted(DEATHS))}, not for {self.kind}")
+
+    def given_by(self, fault: Fault) -> bool:
+        """The fault is this one."""
+        if fault.step.kind != self.step:
+            return False
+        if self.varies:
+            return fault.kind in DEATHS
+        return fault.kind == self.kind and self.where in fault.signature.where
 
 
 class Case(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

@@ -94,7 +94,7 @@ def fuzz(
 
     if hostile and server:
         raise IsolateError("--hostile and --server exclude each other: a server asks for nothing that it may not")
-    space = _space(models, memory, slots, build, include, target)
+    space = space_of(models, memory, slots, build, include, target)
     # A fault of a launch shows in the first case of its model and settings, so that more of those are tried.
     size = LAUNCHED_SIZE if space.launches else SIZE
     # A worker of a cluster has a current folder of its own.
@@ -146,7 +146,7 @@ def _ended_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _space(
+def space_of(
     models: tuple[str, ...],
     memory: Memory | None,
     slots: int | None,

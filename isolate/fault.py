@@ -29,6 +29,8 @@ KINDS = {
     "cuda": "a CUDA, driver or cuBLAS call returned an error",
     "engine": "isolate's own code raised an exception in the child",
 }
+#: Those that the library ends the process with.
+DEATHS = frozenset({"assert", "exception", "signal"})
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from isolate.case import (
     Step,
 )
 from isolate.errors import CaseError, IsolateError
-from isolate.fault import Fault
+from isolate.fault import DEATHS, Fault
 from isolate.search.passes import content
 from isolate.serve.options import PLAIN_TYPES
 from isolate.zoo import ZOO
@@ -42,7 +42,6 @@ from isolate.zoo import ZOO
 _PLAIN = ("attention", "window", "recurrent", "hybrid")
 #: Kinds of fault that show only in what comes later.
 _SILENT = {"positions", "logits", "cells", "nan"}
-_CRASHES = {"signal", "assert"}
 #: Settings that a known case has from need, where it has them.
 _NEEDED = ("kv_unified", "swa_full")
 #: Where the shipped cases are.
@@ -90,19 +89,15 @@ def recognized(known: Sequence[Known], case: Case, fault: Fault, reduced: bool =
     A case that was reduced needs each of its steps. Where the heart of a known finding that goes wrong in silence is among
     them, it is the same one, whatever led up to it and whatever noticed it in the end.
     """
-    same = (each for each in known if _same_fault(each.expect, fault) and within(each.case, case, fault, exactly=True))
+    same = (each for each in known if each.expect.given_by(fault) and within(each.case, case, fault, exactly=True))
     later = (
         each
         for each in known
         if reduced
-        and {each.expect.kind, fault.kind} <= (_SILENT | _CRASHES if _lost_on_device(each.case) else _SILENT)
+        and {each.expect.kind, fault.kind} <= (_SILENT | DEATHS if _lost_on_device(each.case) else _SILENT)
         and within(each.case, case, fault, exactly=False, only=heart(each.case))
     )
     return next(same, None) or next(later, None)
-
-
-def _same_fault(expect: Expect, fault: Fault) -> bool:
-    return expect.kind == fault.kind and expect.step == fault.step.kind and expect.where in fault.signature.where
 
 
 def within(known: Case, case: Case, fault: Fault, exactly: bool, only: Sequence[Step] | None = None) -> bool:

@@ -210,9 +210,4 @@ def expected(case: Case, result: Result) -> bool:
     fault = wanted(case, result.target)
     if fault is None:
         return not result.findings
-    return bool(result.findings) and all(
-        finding.fault.kind == fault.kind
-        and finding.fault.step.kind == fault.step
-        and fault.where in finding.fault.signature.where
-        for finding in result.findings
-    )
+    return bool(result.findings) and all(fault.given_by(finding.fault) for finding in result.findings)
