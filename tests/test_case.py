@@ -134,6 +134,11 @@ BAD: list[tuple[str, Callable[[Any], object], str]] = [
     ("no steps", lambda d: d.pop("steps"), "steps"),
     ("empty steps", lambda d: d.update(steps=[]), "field `steps`.*>= 1"),
     ("unknown kind", lambda d: d.update(expect={"kind": "boom", "step": "decode"}), "field `expect`.*'boom'.*assert"),
+    (
+        "a number varies",
+        lambda d: d.update(expect={"kind": "logits", "step": "decode", "varies": True}),
+        "field `expect`.*varies.*logits",
+    ),
 ]
 
 
