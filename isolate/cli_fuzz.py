@@ -82,7 +82,8 @@ def fuzz(
     Each new finding is confirmed in fresh children, reduced, and kept in the campaign's folder: its case as NAME.json,
     its document in findings/, for `isolate report`. The same command goes on where the folder ends.
 
-    Exit code 1: something new was found. Known findings (--known, and the shipped ones) are counted only.
+    Exit code 1: something was found that is not known, now or in an earlier run of the folder. Known findings (--known,
+    and the shipped ones) are counted only.
     """
     from isolate.report import campaign as report_campaign
     from isolate.search.campaign import Campaign

@@ -322,11 +322,21 @@ def test_a_terminal_is_told_where_a_campaign_stands(whole: Whole, monkeypatch: p
     assert said.count("NEW  positions in load") >= 1
 
 
-def test_nobody_is_told_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", nothing := io.StringIO())
-    with report_campaign.told(campaigns.Totals(), 90) as show:
+def test_a_log_is_told_of_what_is_new_at_once_and_of_the_rest_now_and_then(
+    whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
+    totals = campaigns.Totals()
+    with report_campaign.told(totals, 90) as show:
         show()
-    assert nothing.getvalue() == ""
+        assert log.getvalue() == ""
+        totals.found = whole.totals.found
+        show()
+        show()
+        assert log.getvalue().splitlines() == ["NEW  " + str(found.fault.signature) for found in totals.found.values()]
+        monkeypatch.setattr(report_campaign, "EVERY", 0)
+        show()
+    assert log.getvalue().splitlines()[-1].endswith(" left")
 
 
 def fuzz(folder: Path, example: str, *words: object) -> Result:
@@ -379,6 +389,8 @@ def test_the_replay_line_of_a_new_finding_gives_it_again(tmp_path: Path, monkeyp
     (finding,) = data["findings"]
     again = fuzz(tmp_path, "part-copied-recurrent")
     assert again.exit_code == 1
+    assert "OLD  FAULT" in again.output and "NEW" not in again.output
+    assert "0 new findings, 1 of an earlier run" in again.output
     (line,) = (line for line in again.output.splitlines() if line.strip().startswith("replay"))
     words = shlex.split(line)[1:]
     assert words == shlex.split(finding["replay"]) and words[:2] == ["isolate", "run"]

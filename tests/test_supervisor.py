@@ -16,6 +16,7 @@ import pytest
 from isolate import case as cases
 from isolate.case import Case
 from isolate.errors import BuildError, CaseError, ModelError
+from isolate.replay.death import tail
 from isolate.replay.supervisor import Supervisor
 from isolate.replay.target import Target
 from tests.conftest import ROOT, TESTS, descendants, signals_as_at_a_terminal
@@ -246,3 +247,8 @@ def test_no_child_outlives_its_parent(hanging: tuple[subprocess.Popen[str], int]
     parent.wait(10)
     assert gone(child)
     assert not [path for path in Path("/dev/shm").iterdir() if "isolate" in path.name]
+
+
+def test_of_a_log_the_last_lines_are_kept_and_a_repeated_one_once() -> None:
+    log = "first\n" + "same\n" * 50 + "\n" + "\n".join(f"line {number}" for number in range(18)) + "\nlast\n"
+    assert tail(log)[0] == "same (50 times)" and tail(log)[-1] == "last" and len(tail(log)) == 20

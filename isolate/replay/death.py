@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from isolate.fault import Call, Fault, Signature, StepInFlight
 
@@ -78,6 +78,7 @@ def _fault(death: Death, kind: str, where: str, code: int | None, said: str, exp
 
 
 def tail(log: str, lines: int = 20) -> tuple[str, ...]:
-    """The last lines of a log, without empty ones."""
-    kept: Sequence[str] = [line.rstrip() for line in log.splitlines() if line.strip()]
-    return tuple(kept[-lines:])
+    """The last lines of a log, without empty ones, a line that follows itself once with the number of times."""
+    kept = (line.rstrip() for line in log.splitlines() if line.strip())
+    runs = ((line, sum(1 for _ in same)) for line, same in groupby(kept))
+    return tuple(line if times == 1 else f"{line} ({times} times)" for line, times in runs)[-lines:]

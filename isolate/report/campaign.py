@@ -13,35 +13,58 @@ import msgspec
 from isolate.report import json as report_json
 from isolate.report import text as report_text
 from isolate.search.needs import what_is_left
-from isolate.terminal import plain
+from isolate.terminal import plain, say
 
 if TYPE_CHECKING:
     from isolate.fault import Finding
     from isolate.search.campaign import Campaign, Totals
 
+#: Seconds between two lines in a log.
+EVERY = 60.0
+
 
 @contextmanager
 def told(totals: Totals, seconds: float | None) -> Iterator[Callable[[], None]]:
-    """Says where the campaign stands, and what is new, to whoever waits at a terminal; nothing is shown anywhere else.
+    """Says where the campaign stands and what is new, on standard error: at a terminal all the time, in a log now and then.
 
     `seconds`: how long it takes, where that is known.
     """
-    if sys.stderr is None or not sys.stderr.isatty():
+    if sys.stderr is None:
         yield lambda: None
+        return
+    ends = None if seconds is None else time.monotonic() + seconds
+    shown = set(totals.found)
+
+    def new() -> Iterator[str]:
+        for name in totals.found.keys() - shown:
+            yield f"NEW  {totals.found[name].fault.signature}"
+        shown.update(totals.found)
+
+    def stands() -> str:
+        return line(totals) + ("" if ends is None else f"; {_clock(ends - time.monotonic())} left")
+
+    if not sys.stderr.isatty():
+        said = time.monotonic()
+
+        def say_all() -> None:
+            nonlocal said
+            for each in new():
+                say(each, err=True)
+            if time.monotonic() - said >= EVERY:
+                say(stands(), err=True)
+                said = time.monotonic()
+
+        yield say_all
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(stderr=True)
-    ends = None if seconds is None else time.monotonic() + seconds
-    shown = set(totals.found)
 
     def show() -> None:
-        for name in totals.found.keys() - shown:
-            console.print(Text(plain(f"NEW  {totals.found[name].fault.signature}")))
-        shown.update(totals.found)
-        left = "" if ends is None else f"; {_clock(ends - time.monotonic())} left"
-        status.update(Text(line(totals) + left))
+        for each in new():
+            console.print(Text(plain(each)))
+        status.update(Text(stands()))
 
     with console.status("the first cases are running; Ctrl-C ends it, and the same command goes on") as status:
         yield show
@@ -61,19 +84,21 @@ def line(totals: Totals) -> str:
 
 
 def _findings(totals: Totals) -> str:
-    count = len(totals.found)
-    return f"{count} new finding{'s' * (count != 1)}, {sum(totals.known.values())} times a known one"
+    new = len(totals.found.keys() - totals.before)
+    old = len(totals.found.keys() & totals.before)
+    before = f", {old} of an earlier run" if old else ""
+    return f"{new} new finding{'s' * (new != 1)}{before}, {sum(totals.known.values())} times a known one"
 
 
 def text(campaign: Campaign, findings: Sequence[Finding]) -> str:
-    """What came of it: each new finding with the command that replays it, then what was recognized and what was not judged."""
+    """What came of it: each finding, OLD where an earlier run had it, with the command that replays it, then what was recognized and what was not judged."""
     return "\n".join(_lines(campaign, findings))
 
 
 def _lines(campaign: Campaign, findings: Sequence[Finding]) -> Iterator[str]:
     totals, folder = campaign.totals, campaign.folder
-    for found, finding in zip(totals.found.values(), findings, strict=True):
-        yield f"NEW  {report_text.headline(found.fault)}"
+    for (name, found), finding in zip(totals.found.items(), findings, strict=True):
+        yield f"{'OLD' if name in totals.before else 'NEW'}  {report_text.headline(found.fault)}"
         yield f"     {what_is_left(found.case)}; {found.times} of {found.of} in fresh children"
         yield f"     replay       {finding.replay}"
     for name, count in totals.known.most_common():

@@ -49,6 +49,8 @@ class Totals:
     refused: Counter[str] = field(default_factory=Counter)
     known: Counter[str] = field(default_factory=Counter)
     found: dict[str, Found] = field(default_factory=dict)
+    #: names of those that runs before this one found
+    before: frozenset[str] = frozenset()
     unconfirmed: dict[str, Found] = field(default_factory=dict)
     facts: set[str] = field(default_factory=set)
     #: cases and steps of this run, and its time on the clock
@@ -106,6 +108,7 @@ class Campaign:
             self.folder.begin(self.plan, find_build(self.plan.build, self.plan.include).key(), self.known)
             for share in self.folder.shares():
                 self._take_up(share)
+            self.totals.before = frozenset(self.totals.found)
         except BaseException:
             self.folder.close()
             raise
