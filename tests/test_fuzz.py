@@ -9,7 +9,7 @@ from random import Random
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -34,9 +34,11 @@ from isolate.case import (
 from isolate.errors import IsolateError
 from isolate.fault import Call, Fault, Signature, StepInFlight
 from isolate.recipes import Recipe
+from isolate.replay.reference import Slot
 from isolate.replay.supervisor import Supervisor
 from isolate.search import fuzz, serving
 from isolate.search.coverage import facts
+from isolate.search.followed import Followed as AsKnown
 from isolate.search.fuzz import CELLS, Space, cases, changed, generated, ground, hostile
 from isolate.search.hostile import accepted
 from isolate.search.known import Known, name_of, recognized, shipped
@@ -118,6 +120,19 @@ def test_a_hostile_case_is_a_valid_file_and_says_that_it_is_hostile(seed: int) -
     (case, wild), again = made
     assert valid(case).hostile and again == (case, wild)
     assert all(0 <= number < len(case.steps) for number in wild)
+
+
+@FEW
+@given(seed=SEEDS)
+@example(seed=8606)  # the end of a slot that was moved, removed down to its first token
+@example(seed=8058)  # a copied part that holds no token
+def test_a_slot_that_was_emptied_starts_again_at_the_beginning(seed: int) -> None:
+    """Where a token goes is told from the steps alone; a copy of a part onto a slot that is empty begins there."""
+    case = case_of(seed)
+    slots = AsKnown(recipe_of(case), case.context)
+    for step in case.steps:
+        slots.add(step)
+        assert all(slots.ends.get(slot, 0) == 0 for slot in slots.slots if slots.held(slot) == Slot())
 
 
 @FEW

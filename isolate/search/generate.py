@@ -273,7 +273,7 @@ class Generator(Followed):
     def _cut(self, slot: int, p0: int) -> None:
         """Remove a slot from position p0 on; where that is in a gap, from the end of what is before it."""
         before = [position for position in self.held(slot).positions if position < p0]
-        self.add(SeqRm(slot=slot, p0=max(before) + 1 if before else max(p0, 0)))
+        self.add(SeqRm(slot=slot, p0=max(before) + 1 if before else 0))
 
     def remove_middle(self) -> None:
         """A part in the middle: what follows keeps its positions."""
@@ -357,13 +357,13 @@ class Generator(Followed):
     def copy_part(self) -> None:
         """The beginning of a slot also belongs to another, which was emptied; or its end."""
         pair = self._pair()
-        if pair is None or self.ends.get(pair[0], 0) < 2:
+        if pair is None or len(self.held(pair[0]).positions) < 2:
             return self.decode_one_prompt()
         slot, into = pair
         if self.held(into) != Slot():
             self.add(SeqRm(slot=into))
         # After a cell that is there: what comes next has to follow it.
-        middle = self.chance.choice(self.held(slot).positions[:-1] or (0,)) + 1
+        middle = self.chance.choice(self.held(slot).positions[:-1]) + 1
         if self.chance.random() < 0.2 and self.recipe.partial_removal and self.context.kv_unified:
             self.add(SeqCp(slot=slot, into=into, p0=middle))
         else:
