@@ -389,6 +389,16 @@ def test_an_empty_slots_state_is_not_that_of_another() -> None:
     assert not recognized(known, full, shown(full), reduced=True)
 
 
+def test_when_an_empty_slots_state_is_taken_does_not_matter() -> None:
+    known = known_of(written(Save(slot=0, name="a"), decode(1), Load(name="a", slot=1)))
+    later = written(decode(1), Save(slot=0, name="a"), Load(name="a", slot=1))
+    assert recognized(known, later, shown(later)) is not None
+    other = written(decode(0), Save(slot=1, name="a"), Load(name="a", slot=0))
+    assert recognized(known, other, shown(other)) is not None
+    full = written(decode(1), Save(slot=1, name="a"), Load(name="a", slot=1))
+    assert recognized(known, full, shown(full)) is None
+
+
 def test_another_fault_or_another_step_is_new() -> None:
     assert recognized(known_of(KNOWN), KNOWN, shown(KNOWN)) is not None
     assert recognized(known_of(KNOWN), KNOWN, shown(KNOWN, kind="assert")) is None

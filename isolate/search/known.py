@@ -174,8 +174,9 @@ class _Marked(NamedTuple):
 
 
 def _marked(steps: Sequence[Step]) -> list[_Marked]:
+    """The steps, states of slots that hold nothing first: it is all the same when those are taken. The last step stays."""
     holding: set[int] = set()
-    found = []
+    found: list[_Marked] = []
     for step in steps:
         found.append(_Marked(step, isinstance(step, Checkpoint | Save) and step.slot not in holding))
         match step:
@@ -191,7 +192,7 @@ def _marked(steps: Sequence[Step]) -> list[_Marked]:
                 holding &= {step.slot}
             case Clear() | Reopen():
                 holding.clear()
-    return found
+    return sorted(found[:-1], key=lambda marked: not marked.empty) + found[-1:]
 
 
 class _Search:
