@@ -146,10 +146,13 @@ def export(
 ) -> None:  # fmt: skip
     """Something to hand to a developer, from a finding that --json FILE of another command wrote.
 
-    `issue` asks the build (--build) for its version.
+    `issue` asks the build (--build) for its version. The build that a finding's file names is never loaded by itself.
     """
     finding, case = findings.one(path, number)
-    if form == "issue":
+    if form == "issue" and build is None and "--build" in finding.replay.split():
+        say("the version is not told: pass --build, the folder of the build that the finding is of", err=True)
+        text = issue.text(finding, case)
+    elif form == "issue":
         with Supervisor(build, include, find_target(target, build, include)) as supervisor:
             text = issue.text(finding, case, supervisor.describe())
     elif form == "html":

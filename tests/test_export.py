@@ -223,6 +223,18 @@ def test_the_issue_has_the_fields_of_the_template(tmp_path: Path) -> None:
     assert "libllama.so" in text and '#include "llama.h"' in text
 
 
+def test_the_issue_does_not_tell_the_version_of_a_build_that_the_finding_is_not_of(tmp_path: Path) -> None:
+    path = ROOT / "cases/reports/r11-part-copied-between-streams.json"
+    folder = find_build().llama.parent
+    found = tmp_path / "found.json"
+    isolate("run", path, "--build", folder, "--json", found)
+    other = isolate("export", found, "--as", "issue")
+    assert other.exit_code == 0 and "libllama.so" not in other.stdout and "not told" in other.stdout
+    assert other.stderr.count("pass --build") == 1
+    given = isolate("export", found, "--as", "issue", "--build", folder)
+    assert "libllama.so" in given.stdout and not given.stderr
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [("{", "not findings"), ('{"schema": "other/1", "findings": []}', "its schema is"), ('{"schema": "isolate.findings/1", "findings": []}', "it holds no finding")],

@@ -89,26 +89,29 @@ def recognized(known: Sequence[Known], case: Case, fault: Fault, reduced: bool =
     A case that was reduced needs each of its steps. Where the heart of a known finding that goes wrong in silence is among
     them, it is the same one, whatever led up to it and whatever noticed it in the end.
     """
-    same = (each for each in known if each.expect.given_by(fault) and within(each.case, case, fault, exactly=True))
+    last = len(case.steps) - 1 if fault.step.index is None else fault.step.index
+    steps = _marked(case.steps[: last + 1])
+    allowed = [each for each in known if _allowed(each.case, case)]
+    same = (
+        each
+        for each in allowed
+        if each.expect.given_by(fault) and _within(each, each.case.steps, steps).found(exactly=True)
+    )
     later = (
         each
-        for each in known
+        for each in allowed
         if reduced
         and {each.expect.kind, fault.kind} <= (_SILENT | DEATHS if _lost_on_device(each.case) else _SILENT)
-        and within(each.case, case, fault, exactly=False, only=heart(each.case))
+        and _within(each, heart(each.case), steps).found(exactly=False)
     )
     return next(same, None) or next(later, None)
 
 
-def within(known: Case, case: Case, fault: Fault, exactly: bool, only: Sequence[Step] | None = None) -> bool:
-    """The steps of a known case, or `only` these, are among those of another; `exactly`: its last one is the one that failed."""
-    if not _allowed(known, case):
-        return False
-    last = len(case.steps) - 1 if fault.step.index is None else fault.step.index
+def _within(known: Known, only: Sequence[Step], steps: Sequence[_Marked]) -> _Search:
+    """The search for `only` these steps of a known case among others."""
+    chosen = [marked for marked in _marked(known.case.steps) if any(marked.step is step for step in only)]
     # What part is copied matters only where the copy itself fails.
-    ranges = not isinstance(known.expect, str) and known.expect.step == "seq_cp"
-    chosen = [marked for marked in _marked(known.steps) if only is None or any(marked.step is step for step in only)]
-    return _Search(chosen, _marked(case.steps[: last + 1]), ranges).found(exactly)
+    return _Search(chosen, steps, ranges=known.expect.step == "seq_cp")
 
 
 def heart(known: Case) -> list[Step]:
@@ -205,7 +208,7 @@ class _Search:
         self.left = _COMPARISONS
 
     def found(self, exactly: bool) -> bool:
-        """There are places for all; `exactly`: the last step of both is the same."""
+        """There are places for all; `exactly`: the last step of both is the same, the one that failed."""
         return self._from(len(self.known) - 1, len(self.steps) - 1, {}, {}, exactly)
 
     def _from(self, number: int, last: int, slots: dict[int, int], names: dict[str, str], exactly: bool) -> bool:
