@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -72,11 +73,12 @@ def compiled(source: Path, libraries: Path) -> Path:
 
 
 def model_of(case: Path, folder: Path) -> Path:
-    model = cases.read(case).model
-    out = folder / model_file(cases.read(case))[0]
-    words = ["--type", str(model.type)] if isinstance(model.type, str) else []
-    assert isolate("model", str(model.zoo), *words, "--out", out).exit_code == 0
-    return out
+    """The model's file, written by the command that a program names."""
+    name, command = model_file(cases.read(case))
+    assert command is not None
+    *words, _ = shlex.split(command)[1:]
+    assert isolate(*words, folder / name).exit_code == 0
+    return folder / name
 
 
 #: What a program says of a fault that does not end the process.

@@ -68,7 +68,7 @@ class Single:
         self.memory = library.llama_get_memory(self.context)
         self.vocabulary = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
         self.batch = Batch(library)
-        self.most = library.llama_n_batch(self.context)
+        self.most = library.llama_n_ubatch(self.context)
         self.before: tuple[Act, ...] = ()
         self.tokens: tuple[int, ...] = ()
         self.start = 0
@@ -103,7 +103,10 @@ class Single:
                 self.library.llama_memory_seq_add(self.memory, 0, act.p0, act.p1, act.delta)
 
     def decode(self, tokens: Sequence[int], start: int, wanted: set[int]) -> dict[int, Logits]:
-        """Decode tokens from `start`, in batches as large as they may be; logits of the wanted positions."""
+        """Decode tokens from `start`, an ubatch at a time; logits of the wanted positions.
+
+        A batch of several ubatches can go wrong alone, too, where cells were removed before.
+        """
         found = {}
         for first in range(0, len(tokens), self.most):
             part = np.array(tokens[first : first + self.most], np.int32)

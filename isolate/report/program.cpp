@@ -387,7 +387,7 @@ static void alone_add(llama_pos p0, llama_pos p1, llama_pos delta) {
 //# alone_decode(
 // `position`: the one that gets logits, -1 for none.
 static void alone_decode(llama_pos start, const std::vector<llama_token> & tokens, llama_pos position) {
-    const size_t most = llama_n_batch(alone);
+    const size_t most = llama_n_ubatch(alone);
     for (size_t first = 0; first < tokens.size() && alone_rows.empty(); first += most) {
         const size_t last = first + most < tokens.size() ? first + most : tokens.size();
         const llama_pos at = start + static_cast<llama_pos>(first);
