@@ -389,6 +389,19 @@ def test_an_empty_slots_state_is_not_that_of_another() -> None:
     assert not recognized(known, full, shown(full), reduced=True)
 
 
+def test_a_slot_that_comes_twice_in_a_known_batch_need_not_in_another() -> None:
+    twice = Decode(batch=[Run(slot, [1]) for slot in (0, 1, 0)])
+    known = known_of(written(twice, SeqRm(slot=1), decode(0)), "logits", "llama_get_logits_ith")
+    once = written(Decode(batch=[Run(1, [1]), Run(0, [1])]), SeqRm(slot=0), decode(1))
+    assert recognized(known, once, shown(once, "logits", "llama_get_logits_ith")) is not None
+
+
+def test_settings_that_a_context_was_made_again_with_count() -> None:
+    unified = replace(KNOWN, context=replace(KNOWN.context, kv_unified=True))
+    later = replace(KNOWN, steps=[Reopen(context=unified.context), *KNOWN.steps])
+    assert recognized(known_of(unified), later, shown(later)) is not None
+
+
 def test_when_an_empty_slots_state_is_taken_does_not_matter() -> None:
     known = known_of(written(Save(slot=0, name="a"), decode(1), Load(name="a", slot=1)))
     later = written(decode(1), Save(slot=0, name="a"), Load(name="a", slot=1))

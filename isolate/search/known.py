@@ -20,6 +20,7 @@ from isolate.case import (
     Case,
     Checkpoint,
     Clear,
+    Context,
     Decode,
     Expect,
     Load,
@@ -35,6 +36,7 @@ from isolate.case import (
 from isolate.errors import CaseError, IsolateError
 from isolate.fault import DEATHS, Fault
 from isolate.search.passes import content
+from isolate.search.without import contexts_of
 from isolate.serve.options import PLAIN_TYPES
 from isolate.zoo import ZOO
 
@@ -153,18 +155,22 @@ def _allowed(known: Case, case: Case) -> bool:
         if _PLAIN.index(here) > _PLAIN.index(there):
             return False
         cells = here in ("attention", "window")
-    plain = cases_of.Context()
+    copies = cells and any(isinstance(step, SeqCp) for step in known.steps)
+    return any(_allowed_in(known.context, context, copies) for context in contexts_of(case).values())
+
+
+def _allowed_in(known: Context, context: Context, copies: bool) -> bool:
+    plain = Context()
     for name in _NEEDED:
-        value = getattr(known.context, name)
-        if value != getattr(plain, name) and value != getattr(case.context, name):
+        value = getattr(known, name)
+        if value != getattr(plain, name) and value != getattr(context, name):
             return False
-    copies = any(isinstance(step, SeqCp) for step in known.steps)
-    if copies and cells and known.context.kv_unified != case.context.kv_unified:
+    if copies and known.kv_unified != context.kv_unified:
         # A copy shares cells in a unified cache, and has its own in another.
         return False
     # One quantized type is as good as another.
     return all(
-        getattr(known.context, name) in PLAIN_TYPES or getattr(case.context, name) not in PLAIN_TYPES
+        getattr(known, name) in PLAIN_TYPES or getattr(context, name) not in PLAIN_TYPES
         for name in ("type_k", "type_v")
     )
 
@@ -247,8 +253,7 @@ def _matches(
     if isinstance(known, Decode):
         assert isinstance(step, Decode)
         yield from (
-            (found, names)
-            for found in _placed([run.slot for run in known.batch], [run.slot for run in step.batch], slots)
+            (found, names) for found in _placed(list(known.tokens_by_slot()), list(step.tokens_by_slot()), slots)
         )
         return
     pairs = [(getattr(known, name, UNSET), getattr(step, name, UNSET)) for name in ("slot", "into")]
