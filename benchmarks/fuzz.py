@@ -57,13 +57,14 @@ def shares(count: int, worker: str = "isolate.replay.worker") -> tuple[int, int,
 
 
 def looped(folder: Path) -> float:
-    """Seconds a case where each has a process of its own: a loop over `isolate run`."""
+    """Seconds a case where each has a process of its own: a loop over `isolate run` with the same oracles."""
     runner = _Unreduced(Plan(1, Space()), 0, (), (), frozenset())
     cases = [case for case, _ in runner._cases()][:LOOPED]
     started = seconds()
     for case in cases:
         case.write(folder / "case.json")
         command = [sys.executable, "-c", "from isolate.cli import main; main()", "run", str(folder / "case.json")]
+        command += ["--check", "all"]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     return (seconds() - started) / len(cases)
 
