@@ -22,15 +22,18 @@ from click.testing import Result
 
 from isolate import case as cases_of
 from isolate.errors import IsolateError
-from isolate.replay.supervisor import Supervisor
+from isolate.fault import Call, Fault, Signature, StepInFlight
+from isolate.replay.supervisor import Outcome, Supervisor
 from isolate.report import campaign as report_campaign
 from isolate.report import findings
 from isolate.search import campaign as campaigns
+from isolate.search import shard
 from isolate.search.campaign import Campaign
 from isolate.search.examples import Examples
 from isolate.search.executors import processes
+from isolate.search.fuzz import Space
 from isolate.search.known import name_of, shipped
-from isolate.search.shard import Found, Plan, Share, end_children, run_share
+from isolate.search.shard import Found, Plan, Share, end_children, run_examples, run_share
 from tests.campaigns import (
     CASES,
     PLAN,
@@ -236,6 +239,60 @@ def test_a_finding_that_was_cut_short_gives_way_to_what_it_is_reduced_to(whole: 
     assert not (folder / "findings" / f"{name_of(early)}.json").exists()
     for name in running.totals.found:
         assert (folder / f"{name}.json").exists() and (folder / "findings" / f"{name}.json").exists()
+
+
+def test_what_does_not_come_again_in_a_share_that_was_cut_short_stays(whole: Whole, tmp_path: Path) -> None:
+    """A fault that comes now and then is still one; what was known when it came is no finding later."""
+    name, found = next(iter(whole.totals.found.items()))
+    longer = msgspec.structs.replace(found.case, steps=[cases_of.Clear(), *found.case.steps])
+    same = replace(
+        found, case=longer, fault=replace(found.fault, step=replace(found.fault.step, index=len(longer.steps) - 1))
+    )
+    folder = tmp_path / "flaky"
+    with campaign(folder) as running:
+        running._add(Share(0, cases=1, cut=True, found=[found, same]))
+        assert (list(running.totals.found), sum(running.totals.known.values())) == ([name], 1)
+    with campaign(folder) as running:
+        assert list(running.totals.found) == [name]
+        running._add(Share(0, cases=PLAN.size))
+        assert list(running.totals.found) == [name] and running.totals.found[name] == found
+    assert (folder / f"{name}.json").exists() and (folder / "findings" / f"{name}.json").exists()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_hostile_example_that_is_answered_with_a_clean_error_is_no_finding() -> None:
+    hostile = cases_of.Case(
+        isolate=1, model=cases_of.Model(zoo="llama"), hostile=True,
+        steps=[cases_of.Decode([cases_of.Run(0, [1])]), cases_of.Decode([cases_of.Run(0, [1], at=7)])],
+    )  # fmt: skip
+    try:
+        share = run_examples(Plan(0, Space()), [hostile], shipped())
+    finally:
+        end_children()
+    assert (share.cases, share.found, share.faults) == (1, [], [])
+
+
+def test_what_is_known_does_not_change_the_cases_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Call("llama_decode")
+    fault = Fault("decode", Signature("decode", "x", -1, "decode"), StepInFlight(0, "decode"), call, call, "")
+
+    def cases(known: bool) -> list[cases_of.Case]:
+        ran: list[cases_of.Case] = []
+
+        def run(children: object, case: cases_of.Case, wild: object) -> tuple[cases_of.Case, Outcome]:
+            ran.append(case)
+            return case, Outcome(fault, 1, 0.0)
+
+        monkeypatch.setattr(shard, "_run", run)
+        monkeypatch.setattr(shard, "recognized", lambda *_, **__: shipped()[0] if known else None)
+        monkeypatch.setattr(shard._Runner, "_reduce", lambda self, case, fault: Found(case, fault, 1, 1))
+        run_share(Plan(0, Space(), size=8), 0, (), (), frozenset())
+        return ran
+
+    try:
+        assert cases(known=True) == cases(known=False)
+    finally:
+        end_children()
 
 
 def replace_case(found: dict[str, Any], case: cases_of.Case) -> Found:

@@ -209,6 +209,14 @@ def test_what_should_grow_is_no_leak(right: Supervisor) -> None:
         assert right.run(case("llama", *steps), CHECK).fault is None
 
 
+def test_a_window_that_fills_up_again_is_no_leak(right: Supervisor) -> None:
+    refill = [[Decode(batch=[Run(0, [1])]), SeqRm(slot=0, p0=at, p1=at + 1)] for at in range(6)]
+    start: list[Step] = [Decode(batch=[Run(0, Pattern(100, 120))]), SeqRm(slot=0, p0=50, p1=88)]
+    small = msgspec.structs.replace(F32, swa_full=False)
+    outcome = right.run(case("gpt-oss", *start, *(step for each in refill for step in each), context=small), CHECK)
+    assert outcome.fault is None, outcome.fault
+
+
 @pytest.mark.parametrize("zoo", ZOO)
 def test_forty_equal_rounds_show_nothing_on_a_right_library(zoo: str, right: Supervisor) -> None:
     outcome = right.run(case(zoo, *rounds(40)), CHECK)
@@ -269,6 +277,12 @@ def test_other_rows_and_pending_work_are_no_slow_path(context: Context, others: 
     assert outcome.fault is None, outcome.fault
 
 
+def test_a_context_with_smaller_ubatches_is_no_slow_path(right: Supervisor) -> None:
+    once, again = (Decode(batch=[Run(slot, Pattern(100, 120))]) for slot in (0, 1))
+    smaller = Reopen(context=msgspec.structs.replace(F32, n_ubatch=F32.n_ubatch // 4))
+    assert right.run(case("llama", once, smaller, again), CHECK).fault is None
+
+
 # -- the judgement, on invented counts
 
 
@@ -281,7 +295,7 @@ def sample(
     held: dict[str, int] | None = None,
 ) -> Sample:
     counts = {"ubatches": 1, "launches": work, "graph launches": graph}
-    return Sample(index, step, Fill(tuple(fill), 0), counts, held or {})
+    return Sample(index, step, Fill(tuple(fill), (), 0), counts, held or {})
 
 
 def climbing(name: str, values: Sequence[int]) -> Fault | None:

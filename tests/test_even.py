@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import UNSET
 
 from isolate.search.even import Even
-from isolate.search.fuzz import Space, ground
+from isolate.search.fuzz import LAUNCHED_WEIGHTS, SNAPSHOTS, WEIGHTS, Space, ground
+from isolate.zoo import ZOO
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -14,6 +16,17 @@ def test_a_few_places_have_all_kinds_of_memory_and_cache(seed: int) -> None:
     assert {here.recipe.memory for here in grounds} == {"attention", "window", "recurrent", "hybrid"}
     assert {here.context.kv_unified for here in grounds} == {True, False}
     assert len({here.recipe.name for here in grounds}) >= 6
+
+
+def test_every_model_comes_with_every_type_of_weights_and_every_number_of_snapshots() -> None:
+    """Draws that hang together would leave pairs out for ever."""
+    for space, types in ((Space(), WEIGHTS), (Space(launches=True), LAUNCHED_WEIGHTS)):
+        grounds = [ground(Even(3, place), space) for place in range(1500)]
+        pairs = {(here.recipe.name, here.model.type) for here in grounds}
+        assert len(pairs) == len(ZOO) * len(types)
+    grounds = [ground(Even(3, place), Space(snapshots=True)) for place in range(1500)]
+    for name in SNAPSHOTS:
+        assert {here.context.n_rs_seq for here in grounds if here.recipe.name == name} >= {UNSET, 1, 2, 4, 8}
 
 
 def test_draws_differ_by_seed_and_by_place_and_are_the_same_again() -> None:

@@ -292,6 +292,19 @@ def test_a_refusal_is_not_reduced_to_one_that_is_right() -> None:
     assert not other_rules(taken_back, taken_back, said)
     assert other_rules(taken_back, refused(*taken_back.steps, zoo="lfm2"), said)
     assert other_rules(taken_back, refused(*taken_back.steps, n_rs_seq=2), said)
+    # a refusal that did not come is one only where it had to
+    unrefused = written(decode(0), SeqRm(slot=0, p0=1, returns=False), zoo="mamba2")
+    assert not other_rules(unrefused, unrefused, said)
+    for nothing in (
+        written(decode(0), SeqRm(slot=0, p0=0, returns=False), zoo="mamba2"),
+        written(decode(0), SeqRm(slot=0, p0=1, returns=False)),
+        written(SeqRm(slot=0, p0=1, returns=False), zoo="mamba2"),
+    ):
+        assert other_rules(unrefused, nothing, said)
+    full = written(decode(0, 300), Decode(batch=[Run(0, list(range(300)))], returns=1), n_ctx=512, kv_unified=True)
+    room = fault("decode", full.steps[-1], 1, code=0)
+    assert not other_rules(full, full, room)
+    assert other_rules(full, replace(full, steps=full.steps[1:]), room)
     # beyond the limits a refusal is right, and a case has to stay beyond them
     beyond = replace(every_slot, hostile=True)
     assert other_rules(beyond, beyond, said)
@@ -400,6 +413,25 @@ def test_settings_that_a_context_was_made_again_with_count() -> None:
     unified = replace(KNOWN, context=replace(KNOWN.context, kv_unified=True))
     later = replace(KNOWN, steps=[Reopen(context=unified.context), *KNOWN.steps])
     assert recognized(known_of(unified), later, shown(later)) is not None
+
+
+def test_what_recurrent_layers_do_is_no_finding_of_a_window_and_without_snapshots_none_of_theirs() -> None:
+    said = "logits", "llama_get_logits_ith"
+    window = known_of(written(decode(0), SeqRm(slot=1), decode(0), zoo="gpt-oss"), *said)
+    for zoo, is_known in (("gemma3", True), ("mamba2", False), ("lfm2", False), ("llama", False)):
+        other = written(decode(0), SeqRm(slot=1), decode(0), zoo=zoo)
+        assert (recognized(window, other, shown(other, *said)) is not None) == is_known
+    snapshots = known_of(written(decode(0), SeqRm(slot=0, p0=1), decode(0), zoo="lfm2", n_rs_seq=1), *said)
+    for settings_, is_known in (({"n_rs_seq": 2}, True), ({}, False)):
+        other = written(decode(0), SeqRm(slot=0, p0=1), decode(0), zoo="lfm2", **settings_)
+        assert (recognized(snapshots, other, shown(other, *said)) is not None) == is_known
+
+
+def test_a_slot_that_a_state_was_set_back_into_is_not_empty() -> None:
+    known = known_of(written(Save(slot=0, name="a"), decode(0), Load(name="a", slot=0)))
+    back = Checkpoint(slot=0, name="p", flags=[]), SeqRm(slot=0), Restore(name="p")
+    full = written(decode(0), *back, Save(slot=0, name="a"), decode(0), Load(name="a", slot=0))
+    assert recognized(known, full, shown(full)) is None
 
 
 def test_when_an_empty_slots_state_is_taken_does_not_matter() -> None:

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -84,6 +85,20 @@ def test_a_fault_of_the_cpu_shrinks(name: str, tmp_path: Path, nothing_left: Non
     assert replayed(document).exit_code == 0
 
 
+def test_what_dies_in_a_check_keeps_its_checks_and_what_a_check_says_only_that() -> None:
+    case = cases.read(REPORTS / "r12-shift-of-m-rope.json")
+    case = msgspec.structs.replace(case, check=["positions", "logits"])
+    call = Call("llama_decode")
+
+    def ended(kind: str, step: str) -> Any:
+        fault = Fault(kind, Signature(kind, "x", None, step), StepInFlight(0, step), call, call, "")
+        return minimizer._ended(case, fault).check
+
+    assert ended("assert", "check") == ["positions", "logits"]
+    assert ended("logits", "decode") == ["logits"]
+    assert ended("assert", "decode") == []
+
+
 def test_a_case_without_a_fault_is_refused_with_the_command_that_ran(tmp_path: Path) -> None:
     path = REPORTS / "r13-right-restore-moe.json"
     result = minimize(path, "--out", tmp_path / "x.json", "--confirm", "2")
@@ -107,6 +122,8 @@ def test_a_budget_keeps_the_best_so_far_and_resuming_runs_no_case_twice(tmp_path
         file.write('{"case": "00')
     again, fourth = left(path, tmp_path / "again.json", *words)
     assert (again, fourth["ran"]) == (whole, 2)
+    # what was cut off is gone, whatever was written after it
+    assert all(json.loads(line) for line in verdicts.read_text().splitlines())
     wrong = tmp_path / "wrong"
     wrong.write_text("[1]\n")
     refused = minimize(path, "--out", tmp_path / "x.json", "--resume", wrong)

@@ -76,6 +76,7 @@ class Counters:
         kept = self.engine.kept.values()
         return series.Fill(
             tuple(len(slot.positions) for slot in slots),
+            tuple(sum(slot.window.certain) for slot in slots),
             sum(len(kept_state.data) for kept_state in kept if kept_state.data is not None) + len(kept),
         )
 

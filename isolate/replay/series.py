@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import UnsetType
 
-from isolate.case import Checkpoint, Decode, Reopen, Save, SeqAdd, SeqCp, Step
+from isolate.case import Checkpoint, Context, Decode, Reopen, Save, SeqAdd, SeqCp, Step
 from isolate.fault import Call, Fault, Signature, StepInFlight
 
 #: Counted over a step.
@@ -43,9 +43,10 @@ SLOW = 2
 
 @dataclass(frozen=True)
 class Fill:
-    """What is held: cells by slot, and bytes of the states that the case keeps."""
+    """What is held: cells by slot, of all layers and of those with a window, and bytes of the states that the case keeps."""
 
     cells: tuple[int, ...]
+    window: tuple[int, ...]
     kept: int
 
 
@@ -248,17 +249,20 @@ def slow(samples: Sequence[Sample]) -> Fault | None:
 
 
 def _decodes(samples: Sequence[Sample]) -> Iterator[tuple[object, tuple[int, ...], Sample]]:
-    """Each decode that can be compared: its rows whatever slots they are in, and the slots in their order in the batch."""
+    """Each decode that can be compared: settings and rows whatever slots they are in, and the slots in their order."""
     pending = False
+    context: Context | None = None
     for sample in samples:
         step, fill = sample.step, sample.fill
-        if isinstance(step, SeqAdd | SeqCp):
+        if isinstance(step, Reopen):
+            context = step.context
+        elif isinstance(step, SeqAdd | SeqCp):
             # Carried out by the next decode, as a graph of its own.
             pending = True
         elif isinstance(step, Decode):
             if fill is not None and not pending and isinstance(step.returns, UnsetType):
                 rows = sorted((run.count(), len(run.outputs()), _padded(_cells(fill, run.slot))) for run in step.batch)
-                yield (tuple(rows), _padded(sum(fill.cells))), tuple(run.slot for run in step.batch), sample
+                yield (context, tuple(rows), _padded(sum(fill.cells))), tuple(run.slot for run in step.batch), sample
             pending = False
 
 

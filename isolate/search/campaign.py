@@ -98,8 +98,8 @@ class Campaign:
         self._before = _Before(list(known))
         #: those that shares to come do not all build on
         self._recent: deque[Share] = deque()
-        #: names of findings of shares that were cut short and are to be run again
-        self._of_cut: dict[int, list[str]] = {}
+        #: what only shares found that were cut short and are to be run again, by their number
+        self._of_cut: dict[int, dict[str, Found]] = {}
         self._tried: set[str] = set()
 
     def __enter__(self) -> Campaign:
@@ -126,9 +126,8 @@ class Campaign:
         elif share.number < 0:
             self._merge(share)
         else:
-            found = {name_of(each.case): each for each in share.found if each.confirmed}
-            self._of_cut.setdefault(share.number, []).extend(found)
-            self.totals.found.update(found)
+            new = {self._keep(found): found for found in share.found if found.confirmed and not self._known_as(found)}
+            self._of_cut.setdefault(share.number, {}).update(new)
 
     def _add(self, share: Share) -> None:
         """Keep what came of a share. One that was cut short is counted now, and is run again when the campaign goes on."""
@@ -146,14 +145,18 @@ class Campaign:
         self._recent.append(share)
         while self._before.shares < _bound(self.shares):
             self._before.add(self._recent.popleft())
-        # What was found until it was cut short is found again, perhaps reduced further.
-        given_way = self._of_cut.pop(share.number, [])
+        # What was found until it was cut short is found again, perhaps reduced further; what does not come again stays.
+        given_way = self._of_cut.pop(share.number, {})
         for name in given_way:
             self.totals.found.pop(name, None)
         self._merge(share)
-        for name in given_way:
-            if name not in self.totals.found:
+        for name, found in given_way.items():
+            if name in self.totals.found:
+                continue
+            if self._known_as(found):
                 self.folder.remove_finding(name)
+            else:
+                self._keep(found)
 
     def _merge(self, share: Share) -> None:
         """Count a share, and write what is new in it."""
@@ -163,16 +166,24 @@ class Campaign:
             if not found.confirmed:
                 self._not_confirmed(found)
                 continue
-            before = [*self.known, *(Known(name, other.case) for name, other in self.totals.found.items())]
-            known = recognized(before, found.case, found.fault, reduced=True)
+            known = self._known_as(found)
             if known is not None:
                 self.totals.known[known.name] += 1
                 continue
-            name = name_of(found.case)
-            self.totals.found[name] = found
-            self.folder.add_finding(name, found.case, self.document(found, self.folder.case(name)))
+            self._keep(found)
             if self.examples is not None:
                 self.examples.add(found.case)
+
+    def _known_as(self, found: Found) -> Known | None:
+        before = [*self.known, *(Known(name, other.case) for name, other in self.totals.found.items())]
+        return recognized(before, found.case, found.fault, reduced=True)
+
+    def _keep(self, found: Found) -> str:
+        """Keep a finding that is not known; its name."""
+        name = name_of(found.case)
+        self.totals.found[name] = found
+        self.folder.add_finding(name, found.case, self.document(found, self.folder.case(name)))
+        return name
 
     def _not_confirmed(self, found: Found) -> None:
         fault = found.fault

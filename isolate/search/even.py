@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-#: How far the place of a share moves each of its draws around the circle: the golden ratio and roots of primes, which never
-#: come round (additive recurrence, a low-discrepancy sequence).
-_STEPS = (0.6180339887, 0.2360679775, 0.7320508076, 0.4142135624, 0.6457513111, 0.3166247904, 0.6055512755, 0.1231056256,
-          0.3588989435, 0.7958315233)  # fmt: skip
+#: How far the place of a share moves each of its draws around the circle: the golden ratio and roots of primes but 5, which
+#: never come round, together neither (additive recurrence, a low-discrepancy sequence). A ground takes at most as many draws.
+_STEPS = (0.6180339887, 0.3851648071, 0.7320508076, 0.4142135624, 0.6457513111, 0.3166247904, 0.6055512755, 0.1231056256,
+          0.3588989435, 0.7958315233, 0.5677643628, 0.0827625303)  # fmt: skip
 
 
 class Even(Random):

@@ -149,7 +149,8 @@ def changed(chance: Random, case: Case, space: Space) -> Case:
     kept = case.steps[: chance.randint(1, len(case.steps))]
     context = case.context
     if chance.random() < 0.25:
-        context = replace(context, n_ubatch=min(context.n_batch, chance.choice((8, 16, 32, 64))))
+        least = 0 if context.n_rs_seq is UNSET else int(context.n_rs_seq) + 2
+        context = replace(context, n_ubatch=max(least, min(context.n_batch, chance.choice((8, 16, 32, 64)))))
     at = Ground(case.model, context, case.api)
     generator = Generator(chance, at.recipe, context, space.on_device)
     for step in kept:

@@ -260,9 +260,11 @@ class Generator(Followed):
         held, end = self.held(slot), self.ends.get(slot, 0)
         count = min(len(held.positions), self.chance.choice((1, 2, 3, 5, self.length())))
         if not self.recipe.partial_removal:
-            refused = self.context.n_rs_seq is UNSET and not held.doubt and 0 < count < len(held.positions)
+            # A checkpoint set back puts the end before what the other half of memory still holds.
+            p0 = end - count
+            refused = self.context.n_rs_seq is UNSET and not held.doubt and held.positions[0] < p0 < end
             if refused and self.chance.random() < 0.3:
-                self.add(SeqRm(slot=slot, p0=end - count, returns=False))
+                self.add(SeqRm(slot=slot, p0=p0, returns=False))
                 return None
             return self.go_back()
         self._cut(slot, end - count)
@@ -381,10 +383,3 @@ class Generator(Followed):
         """The server starts again; what was saved to files and memory is there."""
         self.states = {name: state for name, state in self.states.items() if state.saved}
         self.add(Reopen(context=self.context))
-
-
-def _tokens(run: Run) -> list[int]:
-    """A run's tokens; one that is known only when the case is run is a token of its own."""
-    if isinstance(run.tokens, Pattern):
-        return run.tokens.tokens()
-    return [-1] if isinstance(run.tokens, str) else run.tokens

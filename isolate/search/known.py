@@ -40,8 +40,13 @@ from isolate.search.without import contexts_of
 from isolate.serve.options import PLAIN_TYPES
 from isolate.zoo import ZOO
 
-#: The plainest kind of memory first: a fault of one is one of those after it, too, since they contain it.
-_PLAIN = ("attention", "window", "recurrent", "hybrid")
+#: Kinds of memory that have what a kind has: a fault of that is one of them, too.
+_CONTAIN = {
+    "attention": {"attention", "window", "hybrid"},
+    "window": {"window"},
+    "recurrent": {"recurrent", "hybrid"},
+    "hybrid": {"hybrid"},
+}
 #: Kinds of fault that show only in what comes later.
 _SILENT = {"positions", "logits", "cells", "nan"}
 #: Settings that a known case has from need, where it has them.
@@ -67,12 +72,11 @@ class Known:
 
 
 def read_all(places: Iterable[Path]) -> list[Known]:
-    """The known findings of files and folders of cases; cases that pass are passed over. IsolateError where none can be read."""
+    """The known findings of files and folders of cases; cases that pass are passed over. IsolateError where there is no case."""
     found = []
     for place in places:
+        readable = False
         paths = sorted(place.rglob("*.json")) if place.is_dir() else [place]
-        if not paths:
-            raise IsolateError(f"{place}: no case is in this folder")
         for path in paths:
             try:
                 case = cases_of.read(path)
@@ -80,8 +84,11 @@ def read_all(places: Iterable[Path]) -> list[Known]:
                 if not place.is_dir():
                     raise
                 continue
+            readable = True
             if not isinstance(case.expect, str):
                 found.append(Known(path.stem, case))
+        if not readable:
+            raise IsolateError(f"{place}: no case is in this folder")
     return found
 
 
@@ -152,7 +159,7 @@ def _allowed(known: Case, case: Case) -> bool:
     cells = True
     if known.model.zoo is not UNSET and case.model.zoo is not UNSET:
         here, there = ZOO[str(known.model.zoo)].memory, ZOO[str(case.model.zoo)].memory
-        if _PLAIN.index(here) > _PLAIN.index(there):
+        if there not in _CONTAIN[here]:
             return False
         cells = here in ("attention", "window")
     copies = cells and any(isinstance(step, SeqCp) for step in known.steps)
@@ -165,6 +172,9 @@ def _allowed_in(known: Context, context: Context, copies: bool) -> bool:
         value = getattr(known, name)
         if value != getattr(plain, name) and value != getattr(context, name):
             return False
+    if known.n_rs_seq is not UNSET and context.n_rs_seq is UNSET:
+        # There are no snapshots.
+        return False
     if copies and known.kv_unified != context.kv_unified:
         # A copy shares cells in a unified cache, and has its own in another.
         return False
@@ -185,16 +195,19 @@ class _Marked(NamedTuple):
 def _marked(steps: Sequence[Step]) -> list[_Marked]:
     """The steps, states of slots that hold nothing first: it is all the same when those are taken. The last step stays."""
     holding: set[int] = set()
+    taken_from: dict[str, int] = {}
     found: list[_Marked] = []
     for step in steps:
+        if isinstance(step, Checkpoint | Save):
+            taken_from[step.name] = step.slot
         found.append(_Marked(step, isinstance(step, Checkpoint | Save) and step.slot not in holding))
         match step:
             case Decode():
                 holding |= {run.slot for run in step.batch}
             case SeqCp() if step.slot in holding:
                 holding.add(step.into)
-            case Load() | Restore() if isinstance(step.slot, int):
-                holding.add(step.slot)
+            case Load() | Restore():
+                holding.add(step.slot if isinstance(step.slot, int) else taken_from[step.name])
             case SeqRm() if step.p0 <= 0 and step.p1 < 0:
                 holding = set() if step.slot < 0 else holding - {step.slot}
             case SeqKeep():

@@ -96,8 +96,13 @@ def minimize(
         reducer = Reducer(_ended(start, fault), interesting, passes.size, passes.content, limits.jobs)
         if reducer.best != start:
             trail.append(reducer.best)
-        minimal = reducer.run([*passes.PASSES, lambda reducer: trail.append(reducer.best)])
-        trail.append(reducer.best)
+
+        def keep(reducer: Reducer[Case]) -> None:
+            if reducer.best != trail[-1]:
+                trail.append(reducer.best)
+
+        minimal = reducer.run([*passes.PASSES, keep])
+        keep(reducer)
         replays.end_children()
         # A child that ran other cases before is no witness: what does not come in fresh ones falls back to what did, and
         # where the budget is spent to what came in the beginning.
@@ -127,7 +132,9 @@ def finding(result: Minimized, replay: str) -> Finding:
 
 def _ended(case: Case, fault: Fault) -> Case:
     """The case up to the step that fails: nothing after it was ever run. Only the check that failed is asked."""
-    check: Any = [JUDGED_BY[fault.kind]] if fault.kind in JUDGED_BY else []
+    judged: Any = [JUDGED_BY[fault.kind]] if fault.kind in JUDGED_BY else []
+    # What died in a check is not told which one.
+    check = case.check if fault.step.kind == "check" else judged
     last = fault.step.index
     steps = case.steps if last is None else case.steps[: last + 1]
     return msgspec.structs.replace(case, steps=steps, check=check)
@@ -177,6 +184,10 @@ class Replays:
             self._known = _read_verdicts(limits.verdicts, header)
             try:
                 self._file = stack.enter_context(limits.verdicts.open("a"))
+                # A line that was cut off must not be gone on with.
+                whole = limits.verdicts.read_bytes().rfind(b"\n") + 1
+                self._file.truncate(whole)
+                self._file.seek(whole)
             except OSError as error:
                 raise IsolateError(f"{limits.verdicts}: cannot be written: {error.strerror}") from None
             if self._file.tell() == 0:

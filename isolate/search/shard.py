@@ -16,7 +16,7 @@ from random import Random
 
 import msgspec
 
-from isolate.case import Case, SeqRm
+from isolate.case import Case, Decode, SeqRm
 from isolate.errors import IsolateError
 from isolate.fault import Fault, Finding
 from isolate.replay.supervisor import Outcome, Supervisor
@@ -29,6 +29,7 @@ from isolate.search.fuzz import Ground, Space, changed, generated, ground
 from isolate.search.hostile import CLEAN, accepted
 from isolate.search.known import Known, name_of, recognized
 from isolate.search.minimize import Limits, minimize
+from isolate.search.room import overfull
 from isolate.zoo import ZOO
 
 #: Cases in a share. One model and one set of settings serves all of them, so that noise is measured once.
@@ -137,7 +138,8 @@ def run_share(
 def run_examples(plan: Plan, examples: Sequence[Case], known: Sequence[Known], until: float | None = None) -> Share:
     """Run cases that failed once as a share of their own."""
     runner = _Runner(plan, -1, known, (), frozenset(), until)
-    share = runner.run((case, frozenset()) for case in examples)
+    # Which steps of a hostile one overstep is not told: each may be answered with a clean error.
+    share = runner.run((case, frozenset(range(len(case.steps)) if case.hostile else ())) for case in examples)
     share.examples = [name_of(case) for case in examples[: share.cases]]
     return share
 
@@ -224,7 +226,9 @@ class _Runner:
         last = fault.step.index
         case = msgspec.structs.replace(case, steps=case.steps if last is None else case.steps[: last + 1])
         known = recognized(self.known, case, fault)
-        if known is not None and self.chance.randrange(LOOKED_AT):
+        # By a chance of its own: what is known must not change the cases that follow.
+        looked_at = not Random(f"{self.plan.seed}:{self.share.number}:{self.share.cases}").randrange(LOOKED_AT)
+        if known is not None and not looked_at:
             return self._count(known)
         kind = str(fault.signature), str(case.model.zoo)
         self.reduced[kind] += 1
@@ -274,8 +278,13 @@ def other_rules(case: Case, candidate: Case, fault: Fault) -> bool:
     if case.hostile and (not candidate.hostile or fault.kind in CLEAN):
         # An answer that says no is right there, and what is asked without overstepping is not what it was.
         return True
+    last = candidate.steps[-1]
+    if isinstance(last, Decode) and last.returns == 1 and not overfull(candidate):
+        return True
     if fault.kind != "memory" or not isinstance(candidate.model.zoo, str):
         return False
+    if isinstance(last, SeqRm) and last.returns is False:
+        return not refusable(candidate)
     if case.context.n_rs_seq is not msgspec.UNSET:
         kept = case.context.n_rs_seq == candidate.context.n_rs_seq
         return not kept or candidate.model.zoo not in fuzz.SNAPSHOTS
@@ -288,6 +297,16 @@ def other_rules(case: Case, candidate: Case, fault: Fault) -> bool:
             return True
         followed.add(step)
     return False
+
+
+def refusable(case: Case) -> bool:
+    """The removal that a case ends with is one that memory cannot do: the end of what a recurrent state has seen."""
+    recipe, last = ZOO[str(case.model.zoo)], case.steps[-1]
+    assert isinstance(last, SeqRm)
+    followed = Followed(recipe, case.context)
+    for step in case.steps[:-1]:
+        followed.add(step)
+    return not recipe.partial_removal and 0 < last.p0 < followed.ends.get(last.slot, 0)
 
 
 def _children(plan: Plan) -> Supervisor:
