@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -126,6 +126,10 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return None if self.zoo is UNSET else VOCABULARY
 
 
+#: Where a fault can be: in a step, while the model is loaded or the context made, in an oracle's own calls.
+_PLACES = frozenset({str(step.__struct_config__.tag) for step in get_args(Step)} | {"load", "context", "check"})
+
+
 class Expect(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The fault a shipped case should give: its kind, the step's word, and a part of where it was."""
 
@@ -140,6 +144,8 @@ class Expect(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"no fault is of kind {self.kind!r}; there are {', '.join(KINDS)}")
+        if self.step not in _PLACES:
+            raise ValueError(f"no fault is in {self.step!r}; there are {', '.join(sorted(_PLACES))}")
         if self.varies and self.kind not in DEATHS:
             raise ValueError(f"`varies` is for {', '.join(sorted(DEATHS))}, not for {self.kind}")
 
@@ -258,14 +264,19 @@ def _folded(case: Case) -> Case:
 def parse(data: bytes, name: str) -> Case:
     """The case in `data`; `name` stands for the file in messages."""
     try:
-        json.loads(data, object_pairs_hook=_without_repeats)
+        found = json.loads(data, object_pairs_hook=_without_repeats)
+        if isinstance(found, dict) and str(found.get("schema")).startswith("isolate."):
+            raise CaseError(
+                f"{name}: what a command wrote with --json, not a case: `isolate export` and `isolate report` read it"
+            )
         case = msgspec.json.decode(data, type=Case)
     except msgspec.ValidationError as error:
         raise CaseError(f"{name}: {sentence(error, data, Case)}") from None
     except _RepeatedField as error:
         raise CaseError(f"{name}: {error}") from None
     except (ValueError, msgspec.DecodeError, RecursionError) as error:
-        raise CaseError(f"{name}: not JSON: {error}") from None
+        table = "; a table goes to `isolate matrix`" if name.endswith(".toml") else ""
+        raise CaseError(f"{name}: not JSON: {error}{table}") from None
     _Reader(case, name).check()
     return case
 

@@ -27,6 +27,7 @@ from isolate.options import (
     replay_line,
     run_switches,
     timeout_option,
+    writable,
 )
 from isolate.replay.supervisor import Supervisor
 from isolate.replay.target import device_libraries
@@ -260,7 +261,7 @@ def model(
 @click.option("--kernel", metavar="TEXT", help="Only launches of kernels with this in their name.")
 @click.option("--stream", metavar="ADDRESS", type=Address(), help="Only this stream.")
 @click.option("--counts", is_flag=True, help="How often each kernel and call was made, and the host's time in it.")
-@click.option("--chrome", metavar="FILE", help="Write the trace for Perfetto (Chrome's trace JSON).")
+@click.option("--chrome", metavar="FILE", callback=writable, help="Write the trace for Perfetto (Chrome's trace JSON).")
 def trace(
     file: Path, step: int | None, kernel: str | None, stream: int | None, counts: bool, chrome: str | None
 ) -> None:

@@ -37,7 +37,7 @@ TIMEOUT = 30.0
     "--cases",
     metavar="N",
     type=click.IntRange(1),
-    help="Until at least so many cases were run, in all runs together.",
+    help="Until at least so many cases were run, in all runs together; they come in blocks of 40.",
 )
 @click.option(
     "--jobs", metavar="N", type=click.IntRange(1, 256), help="Children at once [default: one a processor, 2 on a GPU]."

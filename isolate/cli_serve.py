@@ -12,7 +12,7 @@ from rich.console import Console
 
 from isolate import case as cases_of
 from isolate.errors import IsolateError
-from isolate.options import jobs_option, json_option, replay_line
+from isolate.options import jobs_option, json_option, replay_line, writable
 from isolate.replay.target import find as find_target
 from isolate.report import json as report_json
 from isolate.report import matrix as report_matrix
@@ -49,8 +49,8 @@ from isolate.trace import gpus
     help="For a table: where cases of findings go [default: TABLE-cases].",
 )
 @click.option("--resume", is_flag=True, help="Run only what the last run into the same --out did not come to.")
-@click.option("--markdown", metavar="FILE", help="Also write the table as Markdown.")
-@click.option("--html", metavar="FILE", help="Also write the table as a page.")
+@click.option("--markdown", metavar="FILE", callback=writable, help="Also write the table as Markdown.")
+@click.option("--html", metavar="FILE", callback=writable, help="Also write the table as a page.")
 @json_option
 def matrix(
     sources: tuple[Path, ...], build: str | None, include: str | None, targets: tuple[str, ...], chosen: str | None,
@@ -72,8 +72,11 @@ def matrix(
             dry = []
         (source,) = sources
         out = out or Path(f"{source.stem}-cases")
+        table = tables.read(source)
         kept = _folder(out, resume)
-        places = _treatments(source, out, [*(targets or ([] if dry else ["cpu"])), *dry], settings, switches)
+        places = _treatments(
+            table, source.parent, out, [*(targets or ([] if dry else ["cpu"])), *dry], settings, switches
+        )
     else:
         for option, given in (("--out", out), ("--resume", resume), ("--markdown", markdown), ("--html", html)):
             if given:
@@ -109,12 +112,13 @@ def _folder(out: Path, resume: bool) -> Kept:
 
 
 def _treatments(
-    source: Path, out: Path, targets: list[str], settings: pin.Settings, switches: dict[str, str | None]
-) -> list[Place]:
-    """The cells of a table; each row's case is written to `out`, so that its replay line works."""
+    table: list[tables.Treatment], folder: Path, out: Path, targets: list[str], settings: pin.Settings,
+    switches: dict[str, str | None],
+) -> list[Place]:  # fmt: skip
+    """The cells of a table that is in `folder`; each row's case is written to `out`, so that its replay line works."""
     found = {name: find_target(name, settings.build, settings.include) for name in dict.fromkeys(targets)}
     places = []
-    for treatment in tables.read(source):
+    for treatment in table:
         path = out / f"{_file_name(treatment.name)}.json"
         try:
             treatment.case.write(path)
@@ -122,7 +126,7 @@ def _treatments(
             raise IsolateError(f"{path}: cannot be written: {error.strerror}") from None
         for name, target in found.items():
             line = replay_line(path, {**switches, "--target": name if name != "cpu" else None}, ())
-            job = pin.Job(treatment.case, source.parent, line)
+            job = pin.Job(treatment.case, folder, line)
             places.append(Place(treatment.name, name, job, target, treatment.factors, str(path)))
     return places
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from isolate.case import CHECKS, Check
+from isolate.errors import IsolateError
 from isolate.replay.supervisor import TIMEOUT
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -31,10 +33,28 @@ def build_options(command: Command) -> Command:
     return command
 
 
+def writable(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A file that can be written, as far as that is seen before the work is done; `-` for standard output."""
+    if value in (None, "-"):
+        return value
+    place = Path(value)
+    if place.is_dir():
+        raise IsolateError(f"{place}: cannot be written: it is a folder")
+    if not place.parent.is_dir():
+        raise IsolateError(f"{place}: cannot be written: there is no folder {place.parent}")
+    if not os.access(place if place.exists() else place.parent, os.W_OK):
+        raise IsolateError(f"{place}: cannot be written: permission denied")
+    return value
+
+
 def json_option(command: Command) -> Command:
     """--json FILE, `-` for standard output."""
     return click.option(
-        "--json", "json_path", metavar="FILE", help="Also write the result as JSON; - is standard output."
+        "--json",
+        "json_path",
+        metavar="FILE",
+        callback=writable,
+        help="Also write the result as JSON; - is standard output.",
     )(command)
 
 
@@ -68,7 +88,12 @@ def timeout_option(command: Command) -> Command:
     """--timeout, the seconds that one step may take."""
     seconds = click.FloatRange(0.1)
     return click.option(
-        "--timeout", default=TIMEOUT, metavar="SECONDS", type=seconds, help="For one step.", show_default=True
+        "--timeout",
+        default=TIMEOUT,
+        metavar="SECONDS",
+        type=seconds,
+        help="Without a library call in one step.",
+        show_default=True,
     )(command)
 
 

@@ -374,6 +374,10 @@ def _copy(trace: int, path: Path) -> None:
         raise IsolateError(f"{path}: the trace cannot be written: {error.strerror}") from None
 
 
+#: What llama.cpp says of a model that is newer than it.
+_NO_ARCHITECTURE = re.compile(r"unknown model architecture: '([\w.-]+)'")
+
+
 def _refusal(reply: protocol.Refused, log: str, failed_call: str) -> IsolateError:
     """The child's error; where the library refused a model or a context, with the CUDA call that failed or what it said last."""
     named = getattr(errors, reply.error, IsolateError)
@@ -381,8 +385,14 @@ def _refusal(reply: protocol.Refused, log: str, failed_call: str) -> IsolateErro
     why = ""
     if kind is ModelError and failed_call:
         why = f" (the CUDA call that failed: {failed_call})"
-    elif kind is ModelError and (said := tail(log, 1)):
-        why = f" (the library said: {said[0].strip()[:300]})"
+    elif kind is ModelError and (said := tail(log)):
+        # The last line says only that it failed.
+        missing = next((found[1] for line in said if (found := _NO_ARCHITECTURE.search(line))), "")
+        if missing:
+            return BuildError(
+                f"this build has no architecture {missing}: pass --model zoo:NAME with one it has, such as zoo:llama"
+            )
+        why = f" (the library said: {said[-1].strip()[:300]})"
     refusal: IsolateError = kind(reply.message + why)
     return refusal
 

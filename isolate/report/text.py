@@ -144,7 +144,8 @@ def summary(runs: Sequence[tuple[Path, Case, Result, bool]], not_run: int, expec
         parts.append(f"{not_run} not run")
     wrong = [(path, case, found) for path, case, found, right in runs if expected and not right]
     if expected:
-        parts.append("all as expected" if not wrong else f"{len(wrong)} NOT as expected")
+        right = "all as expected" if not not_run else "what ran, as expected"
+        parts.append(right if not wrong else f"{len(wrong)} NOT as expected")
     lines = ["; ".join(parts)]
     for path, case, found in wrong:
         ends = ", ".join(str(each.fault.signature) for each in found.findings)

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from importlib import metadata
@@ -80,6 +81,9 @@ class Ring:
             self._file = source if isinstance(source, int) else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise TraceError(f"{source} cannot be read: {error.strerror}.") from error
+        if self._owned and not stat.S_ISREG(os.fstat(self._file).st_mode):
+            self.close()
+            raise TraceError(f"{source} cannot be read: not a file.")
         try:
             if not self._opened() and self._owned:
                 raise TraceError(f"{source} is empty: nothing was traced into it.")
