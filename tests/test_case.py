@@ -135,6 +135,11 @@ BAD: list[tuple[str, Callable[[Any], object], str]] = [
     ("empty steps", lambda d: d.update(steps=[]), "field `steps`.*>= 1"),
     ("unknown kind", lambda d: d.update(expect={"kind": "boom", "step": "decode"}), "field `expect`.*'boom'.*assert"),
     (
+        "unknown place",
+        lambda d: d.update(expect={"kind": "assert", "step": "decod"}),
+        "field `expect`.*'decod'.*decode",
+    ),
+    (
         "a number varies",
         lambda d: d.update(expect={"kind": "logits", "step": "decode", "varies": True}),
         "field `expect`.*varies.*logits",

@@ -85,6 +85,20 @@ def named_pipe(folder: Path) -> list[object]:
     return ["run", case_file(folder, model={"file": "pipe.gguf"})]
 
 
+def newer_model(folder: Path) -> list[object]:
+    """A model of an architecture that no build has yet."""
+    assert isolate("model", "llama", "--layers", 1, "--out", folder / "m.gguf").exit_code == 0
+    name, data = b"general.architecture", (folder / "m.gguf").read_bytes()
+    place = data.index(b"llama", data.index(name))
+    (folder / "m.gguf").write_bytes(data[:place] + b"llamb" + data[place + 5 :])
+    return ["run", case_file(folder, model={"file": "m.gguf"})]
+
+
+def what_json_wrote(folder: Path) -> list[object]:
+    isolate("run", TWO_SLOTS, "--json", folder / "found.json")
+    return ["minimize", folder / "found.json"]
+
+
 def context(folder: Path, **settings: Any) -> list[object]:
     return ["run", case_file(folder, context=settings)]
 
@@ -94,6 +108,18 @@ BROKEN: dict[str, tuple[Callable[[Path], list[object]], str]] = {
     "not a GGUF": (not_gguf, "m.gguf"),
     "hostile GGUF": (hostile_gguf, "m.gguf"),
     "model is a pipe": (named_pipe, "pipe.gguf"),
+    "model of an architecture the build lacks": (newer_model, "no architecture llamb.*--model"),
+    "findings for a case": (what_json_wrote, "found.json: .*--json, not a case.*isolate export"),
+    "a table for a case": (
+        lambda f: ["run", ROOT / "cases/parallel-checkpoints.toml"],
+        "toml: not JSON.*isolate matrix",
+    ),
+    "a folder for a trace": (lambda f: ["trace", f], "not a file"),
+    "missing table": (lambda f: ["matrix", f / "none.toml"], "none.toml: cannot be read"),
+    "page nowhere to write": (
+        lambda f: ["matrix", ROOT / "cases/parallel-checkpoints.toml", "--html", f],
+        "it is a folder",
+    ),
     "missing model": (lambda f: ["run", case_file(f, model={"file": "none.gguf"})], "none.gguf"),
     "bad field": (lambda f: ["run", case_file(f, stpes=[])], "stpes"),
     "missing case": (lambda f: ["run", f / "none.json"], "none.json: cannot be read"),
