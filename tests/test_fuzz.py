@@ -434,6 +434,20 @@ def test_a_slot_that_a_state_was_set_back_into_is_not_empty() -> None:
     assert recognized(known, full, shown(full)) is None
 
 
+def test_a_death_at_the_same_place_with_the_same_states_is_the_same_once_it_is_reduced() -> None:
+    def taken(*between: Step) -> Case:
+        first, second = (Checkpoint(slot=0, name=name, flags=["partial_only", "on_device"]) for name in "ab")
+        return written(decode(0), first, *between, second)
+
+    known = known_of(taken(SeqRm(slot=0, p0=2)), "assert", "no room")
+    other = taken(SeqAdd(slot=0, delta=1), decode(1))
+    assert recognized(known, other, shown(other, "assert", "file.c:3: no room"), reduced=True) is not None
+    assert recognized(known, other, shown(other, "assert", "file.c:3: no room")) is None
+    assert recognized(known, other, shown(other, "assert", "elsewhere"), reduced=True) is None
+    once = written(decode(0), other.steps[1])
+    assert recognized(known, once, shown(once, "assert", "no room"), reduced=True) is None
+
+
 def test_when_an_empty_slots_state_is_taken_does_not_matter() -> None:
     known = known_of(written(Save(slot=0, name="a"), decode(1), Load(name="a", slot=1)))
     later = written(decode(1), Save(slot=0, name="a"), Load(name="a", slot=1))

@@ -95,8 +95,8 @@ def read_all(places: Iterable[Path]) -> list[Known]:
 def recognized(known: Sequence[Known], case: Case, fault: Fault, reduced: bool = False) -> Known | None:
     """The known finding that a case shows with this fault; None where it is a new one.
 
-    A case that was reduced needs each of its steps. Where the heart of a known finding that goes wrong in silence is among
-    them, it is the same one, whatever led up to it and whatever noticed it in the end.
+    A case that was reduced needs each of its steps. Where the heart of a known finding is among them, it is the same one,
+    whatever led up to it: one that goes wrong in silence, whatever noticed it in the end, or one that dies at the same place.
     """
     last = len(case.steps) - 1 if fault.step.index is None else fault.step.index
     steps = _marked(case.steps[: last + 1])
@@ -110,10 +110,15 @@ def recognized(known: Sequence[Known], case: Case, fault: Fault, reduced: bool =
         each
         for each in allowed
         if reduced
-        and {each.expect.kind, fault.kind} <= (_SILENT | DEATHS if _lost_on_device(each.case) else _SILENT)
+        and (_alike_in_kind(each, fault) or (fault.kind in DEATHS and each.expect.given_by(fault)))
         and _within(each, heart(each.case), steps).found(exactly=False)
     )
     return next(same, None) or next(later, None)
+
+
+def _alike_in_kind(known: Known, fault: Fault) -> bool:
+    """Both go wrong in silence, or by states that are lost on the device, which show as a death, too."""
+    return {known.expect.kind, fault.kind} <= (_SILENT | DEATHS if _lost_on_device(known.case) else _SILENT)
 
 
 def _within(known: Known, only: Sequence[Step], steps: Sequence[_Marked]) -> _Search:
@@ -126,11 +131,14 @@ def _within(known: Known, only: Sequence[Step], steps: Sequence[_Marked]) -> _Se
 def heart(known: Case) -> list[Step]:
     """The steps that make a fault: not those that only fill or empty slots, nor both ends of a state that goes wrong on one.
 
-    All steps where less than two would be left.
+    Of one that dies, the states that are taken and set. All steps where less than two would be left.
     """
     names = _lost_on_device(known)
     if names:
         return [step for step in known.steps if isinstance(step, Checkpoint | Restore) and step.name in names]
+    if not isinstance(known.expect, str) and known.expect.kind in DEATHS:
+        states: list[Step] = [step for step in known.steps if isinstance(step, Checkpoint | Save | Restore | Load)]
+        return states if len(states) > 1 else list(known.steps)
     found: list[Step] = []
     touched: set[int] = set()
     kept: set[str] = set()
