@@ -427,6 +427,13 @@ def test_what_recurrent_layers_do_is_no_finding_of_a_window_and_without_snapshot
         assert (recognized(snapshots, other, shown(other, *said)) is not None) == is_known
 
 
+def test_a_slow_path_is_one_of_every_memory() -> None:
+    pair = Decode(batch=[Run(0, [1]), Run(1, [1])]), Decode(batch=[Run(1, [1]), Run(0, [1])])
+    known = known_of(written(*pair), "slow", "ubatches")
+    other = written(*pair, zoo="mamba2")
+    assert recognized(known, other, shown(other, "slow", "ubatches")) is not None
+
+
 def test_a_slot_that_a_state_was_set_back_into_is_not_empty() -> None:
     known = known_of(written(Save(slot=0, name="a"), decode(0), Load(name="a", slot=0)))
     back = Checkpoint(slot=0, name="p", flags=[]), SeqRm(slot=0), Restore(name="p")
