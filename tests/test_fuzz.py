@@ -291,6 +291,8 @@ def test_a_refusal_is_not_reduced_to_one_that_is_right() -> None:
     taken_back = refused(decode(0), SeqRm(slot=0, p0=2), zoo="lfm2", n_rs_seq=2)
     assert not other_rules(taken_back, taken_back, said)
     assert other_rules(taken_back, refused(*taken_back.steps, zoo="lfm2"), said)
+    assert other_rules(taken_back, refused(decode(0, 9), SeqRm(slot=0, p0=2), zoo="lfm2", n_rs_seq=2), said)
+    assert other_rules(taken_back, refused(decode(0), decode(0), SeqRm(slot=0, p0=2), zoo="lfm2", n_rs_seq=2), said)
     assert other_rules(taken_back, refused(*taken_back.steps, n_rs_seq=2), said)
     # a refusal that did not come is one only where it had to
     unrefused = written(decode(0), SeqRm(slot=0, p0=1, returns=False), zoo="mamba2")

@@ -285,16 +285,19 @@ def other_rules(case: Case, candidate: Case, fault: Fault) -> bool:
         return False
     if isinstance(last, SeqRm) and last.returns is False:
         return not refusable(candidate)
+    recipe, snapshots = ZOO[candidate.model.zoo], 0
     if case.context.n_rs_seq is not msgspec.UNSET:
-        kept = case.context.n_rs_seq == candidate.context.n_rs_seq
-        return not kept or candidate.model.zoo not in fuzz.SNAPSHOTS
-    recipe = ZOO[candidate.model.zoo]
-    if recipe.partial_removal:
+        if case.context.n_rs_seq != candidate.context.n_rs_seq or recipe.name not in fuzz.SNAPSHOTS:
+            return True
+        snapshots = int(case.context.n_rs_seq)
+    elif recipe.partial_removal:
         return False
     followed = Followed(recipe, candidate.context)
     for step in candidate.steps:
-        if isinstance(step, SeqRm) and step.returns is msgspec.UNSET and 0 < step.p0 < followed.ends.get(step.slot, 0):
-            return True
+        if isinstance(step, SeqRm) and step.returns is msgspec.UNSET and step.p0 > 0:
+            taken_back = followed.ends.get(step.slot, 0) - step.p0
+            if taken_back > min(snapshots, followed.fresh.get(step.slot, 0)):
+                return True
         followed.add(step)
     return False
 
