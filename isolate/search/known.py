@@ -211,12 +211,15 @@ def _marked(steps: Sequence[Step]) -> list[_Marked]:
         if isinstance(step, Checkpoint | Save):
             taken_from[step.name] = step.slot
         found.append(_Marked(step, isinstance(step, Checkpoint | Save) and step.slot not in holding))
+        if found[-1].empty:
+            assert isinstance(step, Checkpoint | Save)
+            taken_from.pop(step.name, None)
         match step:
             case Decode():
                 holding |= {run.slot for run in step.batch}
             case SeqCp() if step.slot in holding:
                 holding.add(step.into)
-            case Load() | Restore():
+            case Load() | Restore() if step.name in taken_from:
                 holding.add(step.slot if isinstance(step.slot, int) else taken_from[step.name])
             case SeqRm() if step.p0 <= 0 and step.p1 < 0:
                 holding = set() if step.slot < 0 else holding - {step.slot}
