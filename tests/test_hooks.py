@@ -319,10 +319,19 @@ def test_threads_do_not_mix(client: Client, tmp_path: Path, mode: str) -> None:
 def test_one_thread_is_not_blamed_for_another_in_sync_mode(client: Client, tmp_path: Path) -> None:
     fail = "cudaLaunchKernel:777:700!"
     client.run(tmp_path / "trace", "turns:500", "threads:4", fail=fail, mode="sync")
+    found = origin_of(tmp_path / "trace")
+    assert found.origin is not None
+    assert (found.origin.launch, found.origin.code, found.origin.sync, found.exact) == (777, 0, 700, True)
+
+
+def test_a_call_that_waited_while_another_thread_broke_the_device_is_not_blamed(client: Client, tmp_path: Path) -> None:
+    calls = ["stream", "launch-while-waiting:1", "last"]
+    client.run(tmp_path / "trace", *calls, fail="cudaLaunchKernel:1:700!", mode="sync")
     with Ring(tmp_path / "trace") as ring:
-        first = ring.first_fault()
-        assert first is not None
-        assert (first.launch, first.code, first.sync) == (777, 0, 700)
+        assert [failure.record.call for failure in ring.failures()][:2] == ["cudaEventSynchronize", "cudaLaunchKernel"]
+    found = origin_of(tmp_path / "trace")
+    assert found.origin is not None
+    assert (found.origin.launch, found.origin.sync, found.exact) == (1, 700, True)
 
 
 def test_what_a_build_imports_is_held_against_the_hooks(client: Client, tmp_path: Path) -> None:

@@ -88,7 +88,9 @@ def _produces(record: Record, code: int) -> bool:
 def _producer(records: list[Record], report: Record, code: int) -> Record | None:
     """The call that made the error which `report` speaks of."""
     if code in ASYNCHRONOUS:  # the device is broken for every thread from the first of them on
-        return next((r for r in records if r.number <= report.number and _produces(r, code)), None)
+        producers = [r for r in records if r.number <= report.number and _produces(r, code)]
+        # Another thread's call that began before a launch may have ended after that launch broke the device.
+        return next((r for r in producers if r.sync == code), producers[0] if producers else None)
     for record in reversed(records):
         if record.number > report.number or record.thread != report.thread:
             continue

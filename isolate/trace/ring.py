@@ -243,10 +243,6 @@ class Ring:
             )
         return sorted(found, key=lambda failure: failure.record.number)
 
-    def first_fault(self) -> Record | None:
-        """The first record that failed."""
-        return next((failure.record for failure in self.failures()), None)
-
     def grids(self) -> set[tuple[str, tuple[int, int, int]]]:
         """Mangled name and grid of each kernel launched in the records kept, without reading the rest of them."""
         found = set()

@@ -19,6 +19,7 @@ int cudaMemset(void *, int, size_t);
 int cudaMalloc(void **, size_t);
 int cudaFree(void *);
 int cudaStreamSynchronize(void *);
+int cudaEventSynchronize(void *);
 int cudaDeviceSynchronize(void);
 int cudaStreamCreateWithFlags(void **, unsigned);
 int cudaStreamDestroy(void *);
@@ -86,6 +87,23 @@ static int run_threads(long count) {
     return 0;
 }
 
+static void *wait_for_event(void *event) {
+    cudaEventSynchronize(event);
+    return NULL;
+}
+
+/* One thread begins to wait, then another launches. */
+static int launch_while_waiting(long kernel) {
+    static _Atomic int event;
+    pthread_t thread;
+    pthread_create(&thread, NULL, wait_for_event, (void *)&event);
+    while (!event) {
+    }
+    int code = launch(kernel, stream);
+    pthread_join(thread, NULL);
+    return code;
+}
+
 static int read_at(long offset) {
     return ((volatile char *)memory)[offset] & 1;
 }
@@ -102,6 +120,7 @@ static int perform(const char *call, long value, long second) {
     int number;
 #define IS(name) !strcmp(call, name)
     if (IS("launch")) return launch(value, stream);
+    if (IS("launch-while-waiting")) return launch_while_waiting(value);
     if (IS("handle")) return launch_by_handle(value);
     if (IS("cluster")) return launch_cluster(value);
     if (IS("unnamed")) return cudaLaunchKernel(&turns, (struct cuda_dim){1, 1, 1}, (struct cuda_dim){1, 1, 1}, NULL, 0, stream);

@@ -69,6 +69,8 @@ int cudaStreamQuery(void *stream) {
     return synchronize(&count);
 }
 
+/* The event, an _Atomic int, is set when the wait begins, which ends when the device is broken. */
+CALL(cudaEventSynchronize, (void *event), answer, *(_Atomic int *)event = 1; while (!sticky) {})
 CALL(cudaStreamSynchronize, (void *stream), synchronize, (void)stream)
 CALL(cudaDeviceSynchronize, (void), synchronize, (void)0)
 CALL(cudaStreamCreateWithFlags, (void **stream, unsigned flags), answer, (void)flags; *stream = malloc(1))
