@@ -87,7 +87,7 @@ def cost(count: int) -> None:
 
 
 def guided(seeds: int, names: list[str]) -> None:
-    """Print, for each planted fault, the median over the seeds of the cases to find it, guided and by chance."""
+    """Print, for each planted fault, the median over the seeds of the cases and steps to find it, guided and by chance."""
     ratios = []
     with processes(JOBS) as executor:
         hunts: dict[tuple[str, bool], list[Future[Hunted]]] = {
@@ -96,15 +96,24 @@ def guided(seeds: int, names: list[str]) -> None:
             for way in (True, False)
         }
         for name in names:
-            one, other = (
-                median(done.result().cases if done.result().fault else MOST for done in hunts[name, way])
+            (cases, steps), (others, other_steps) = (
+                [median(column) for column in zip(*map(_cost_of, hunts[name, way]), strict=True)]
                 for way in (True, False)
             )
-            ratios.append(one / other)
-            print(f"{name:<40} {one:>5.0f} guided {other:>5.0f} by chance  {one / other:>5.2f}", flush=True)
-    print(
-        f"median of the ratios: {median(ratios):.2f}; guided needs fewer cases for {sum(r < 1 for r in ratios)} of {len(ratios)}"
-    )
+            ratios.append((cases / others, steps / other_steps))
+            print(
+                f"{name:<40} {cases:>5.0f} cases {steps:>6.0f} steps guided {others:>5.0f} {other_steps:>6.0f} by chance",
+                f"{ratios[-1][0]:>5.2f} {ratios[-1][1]:>5.2f}",
+                flush=True,
+            )
+    for what, of in zip(("cases", "steps"), zip(*ratios, strict=True), strict=True):
+        print(f"{what}: median of the ratios {median(of):.2f}; fewer guided for {sum(r < 1 for r in of)} of {len(of)}")
+
+
+def _cost_of(hunted: Future[Hunted]) -> tuple[int, int]:
+    """Cases and steps until the fault showed, or all that there were."""
+    found = hunted.result()
+    return found.cases, found.steps
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from isolate.fault import Fault, Finding
 from isolate.replay.supervisor import Outcome, Supervisor
 from isolate.replay.target import find as find_target
 from isolate.search import fuzz, pin
-from isolate.search.coverage import facts
+from isolate.search.coverage import Fact, facts
 from isolate.search.even import Even
 from isolate.search.followed import Followed
 from isolate.search.fuzz import Ground, Space, changed, generated, ground
@@ -46,6 +46,8 @@ REDUCED = 2
 LOOKED_AT = 20
 #: Of shares with something to go on from, how many do; and how many of their cases.
 GUIDED_SHARES, GUIDED_CASES = 0.3, 0.6
+#: Cases drawn for each that is run, where guided: the one that would try most that is new.
+DRAWN = 6
 #: A child is replaced after so many cases: it keeps what it measured.
 CHILD_CASES = 2000
 
@@ -64,7 +66,7 @@ class Plan:
     served: float = 0.3
     #: oversteps limits
     hostile: bool = False
-    #: models and settings are spread evenly, and cases that tried something new are changed further
+    #: models and settings are spread evenly, what would try most that is new is run, and what did is changed further
     guided: bool = True
     #: module of the child
     worker: str = "isolate.replay.worker"
@@ -203,16 +205,24 @@ class _Runner:
         for _ in range(plan.size):
             if plan.hostile:
                 yield fuzz.hostile(chance, here, plan.space)
-            elif from_here and chance.random() < GUIDED_CASES:
-                yield changed(chance, chance.choice(from_here), plan.space), frozenset()
             else:
-                way: fuzz.Way = "served" if chance.random() < plan.served else "free"
-                yield generated(chance, here, plan.space, way), frozenset()
+                drawn = [self._drawn(here, from_here) for _ in range(DRAWN if plan.guided else 1)]
+                yield max(drawn, key=lambda case: len(self._new(facts(case, len(case.steps))))), frozenset()
+
+    def _drawn(self, here: Ground, from_here: Sequence[Case]) -> Case:
+        """A case on this ground: one that begins as another, or any."""
+        plan, chance = self.plan, self.chance
+        if from_here and chance.random() < GUIDED_CASES:
+            return changed(chance, chance.choice(from_here), plan.space)
+        return generated(chance, here, plan.space, "served" if chance.random() < plan.served else "free")
+
+    def _new(self, tried: Iterable[Fact]) -> set[str]:
+        return {repr(fact) for fact in tried} - self.seen
 
     def _learn(self, case: Case, outcome: Outcome, children: Supervisor) -> None:
         """Keep a case that tried something new, as far as it came."""
         tried = facts(case, outcome.steps) | {("kernel", *launched) for launched in children.seen()}
-        new = {repr(fact) for fact in tried} - self.seen
+        new = self._new(tried)
         if not new:
             return
         self.seen |= new

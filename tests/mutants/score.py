@@ -39,6 +39,7 @@ class Hunted:
 
     name: str
     cases: int
+    steps: int
     seconds: float
     #: what showed it, None where nothing did
     fault: Fault | None = None
@@ -68,7 +69,7 @@ def hunt(name: str, seed: int = SEED, guided: bool = True, most: int = MOST) -> 
     started = time.monotonic()
     kept: list[Case] = []
     seen: set[str] = set()
-    cases = 0
+    cases = steps = 0
     try:
         with Supervisor(target=with_mutant(""), worker=WORKER) as right:
             for number in range(-(-most // SIZE)):
@@ -77,16 +78,16 @@ def hunt(name: str, seed: int = SEED, guided: bool = True, most: int = MOST) -> 
                 try:
                     done = share.run()
                 except _Killed as killed:
-                    cases += share.share.cases
-                    return Hunted(name, cases, time.monotonic() - started, killed.fault, killed.case)
+                    cases, steps = cases + share.share.cases, steps + share.share.steps
+                    return Hunted(name, cases, steps, time.monotonic() - started, killed.fault, killed.case)
                 if sum(done.refused.values()) == done.cases:
                     raise IsolateError(next(iter(done.refused)))
-                cases += done.cases
+                cases, steps = cases + done.cases, steps + done.steps
                 kept += done.kept
                 seen |= set(done.facts)
     finally:
         end_children()
-    return Hunted(name, cases, time.monotonic() - started)
+    return Hunted(name, cases, steps, time.monotonic() - started)
 
 
 def main() -> None:
