@@ -199,6 +199,8 @@ def run(
     unusable = False
     for path, job, result in zip(cases, jobs, watched(pin.pin_all(jobs, settings), cases), strict=True):
         if isinstance(result, IsolateError):
+            if len(jobs) == 1:
+                raise IsolateError(f"{path}: {result.message}")
             say(f"not run {path}: {result.message}", err=quiet)
             runs.append({"case": str(path), "outcome": "not run", "why": result.message})
             # What another build could run says nothing against this one.
@@ -289,7 +291,12 @@ def kernels(folder: str | None, gpu: str | None, kernel: str | None, json_path: 
     """What each kernel of a build allows, read from its fat binaries."""
     device = gpus.find(gpu) if gpu else None
     file = Path(folder) if folder and Path(folder).is_file() else None
-    tables = [kernel_table.read(path) for path in ([file] if file else device_libraries(find_build(folder)))]
+    try:
+        files = [file] if file else device_libraries(find_build(folder))
+    except BuildError as error:
+        # Here the folder is no option.
+        raise BuildError(error.message.replace("pass --build", "name")) from error
+    tables = [kernel_table.read(path) for path in files]
     if not any(table.kernels for table in tables):
         raise BuildError(
             f"{folder or 'the default build'} holds no CUDA kernels: name a CUDA build's folder, or its libggml-cuda.so"

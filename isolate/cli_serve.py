@@ -134,10 +134,10 @@ def _treatments(
 def _cases(
     sources: tuple[Path, ...], targets: list[str], settings: pin.Settings, switches: dict[str, str | None]
 ) -> list[Place]:
+    cases = [(path, cases_of.read(path)) for path in sources]
     found = {name: find_target(name, settings.build, settings.include) for name in dict.fromkeys(targets)}
     places = []
-    for path in sources:
-        case = cases_of.read(path)
+    for path, case in cases:
         for name, target in found.items():
             line = replay_line(path, {**switches, "--target": name}, ())
             places.append(Place(path.stem, name.removeprefix("dry:"), pin.Job(case, path.parent, line), target))

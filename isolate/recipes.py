@@ -65,6 +65,11 @@ class Recipe:
     vocabulary: int = VOCABULARY
     context_length: int = CONTEXT_LENGTH
 
+    @property
+    def latent(self) -> bool:
+        """V is a part of K in the cache (MLA), so both have one type."""
+        return "attention.key_length_mla" in self.metadata
+
     def smaller(self, layers: int | None, experts: int | None) -> Recipe:
         """The model with its first layers and experts alone. ValueError where it has not so many, or needs more."""
         changed = self

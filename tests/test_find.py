@@ -47,6 +47,8 @@ def test_named_build_comes_before_the_environments(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("ISOLATE_BUILD", str(tmp_path / "one"))
     assert find_build().llama == one
     assert find_build(tmp_path / "other").llama == other
+    monkeypatch.setenv("ISOLATE_BUILD", str(tmp_path / "none"))
+    assert refusal(tmp_path / "none").endswith(f" (ISOLATE_BUILD is set to {tmp_path / 'none'})")
 
 
 def test_nothing_is_loaded() -> None:

@@ -81,6 +81,12 @@ def test_generated_cases_run_on_the_library(children: Supervisor, case: Case) ->
     assert outcome.fault is None or recognized(shipped(), case, outcome.fault) or outcome.steps > 0
 
 
+def test_the_build_makes_a_context_of_every_ground(children: Supervisor) -> None:
+    grounds = [ground(Random(seed), Space(snapshots=True)) for seed in range(400)]
+    for one in {(g.model, g.context.type_k, g.context.type_v, g.context.flash_attn_type): g for g in grounds}.values():
+        children.run(replace(fuzz.case_of(one, [Decode([Run(0, [1, 2, 3])])]), check=[]))
+
+
 @given(case=cases(model="llama", slots=2))
 @settings(max_examples=20, deadline=None)
 def test_a_model_and_slots_can_be_asked_for(case: Case) -> None:

@@ -67,8 +67,17 @@ def find_build(where: str | Path | None = None, include: str | Path | None = Non
     file. `include` is the llama.h it was made from, or a folder that has it. Loads nothing. `BuildError` where there is
     no libllama for this machine, or more than one.
     """
-    named = where or os.environ.get("ISOLATE_BUILD") or _llama_cpp_python()
-    place = Path(named)
+    set_to = os.environ.get("ISOLATE_BUILD")
+    named = where or set_to or _llama_cpp_python()
+    try:
+        return _build_at(Path(named), include)
+    except BuildError as error:
+        # Who set it long ago, or in another file, does not think of it.
+        told = f" (ISOLATE_BUILD is set to {set_to})" if str(named) == set_to else ""
+        raise BuildError(error.message + told) from error
+
+
+def _build_at(place: Path, include: str | Path | None) -> Build:
     if not place.exists():
         raise BuildError(f"{place} does not exist: {_WHAT_TO_PASS}, or the libllama file itself")
     llama = _checked(place) if place.is_file() else _llama_below(place)

@@ -123,6 +123,10 @@ class Supervisor:
         assert isinstance(reply, protocol.Ran)
         return Outcome(reply.fault, reply.steps, reply.seconds, tuple(reply.notes))
 
+    def start(self) -> None:
+        """Have a child ready. IsolateError when the build or the target is not usable, whatever the case."""
+        self._ready()
+
     def seen(self) -> frozenset[tuple[str, int]]:
         """The kernels that the last run launched, by name and class of grid (`kernels_seen`); none where nothing is hooked."""
         return self._ran.seen() if self._ran is not None else frozenset()

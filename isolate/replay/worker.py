@@ -79,6 +79,8 @@ class Worker:
             not_loaded = self.why_not_loaded()
             if not_loaded:
                 raise DeviceError(not_loaded)
+            if "CUDA" not in self.library.describe()["backends"]:
+                raise DeviceError("this build has no CUDA backend: pass --build a CUDA build of llama.cpp")
             why_not_either = hooks.attach_cupti(self.setup.modes)
             if why_not_either:
                 raise DeviceError(f"launches cannot be seen in this build: {why_not}; {why_not_either}")

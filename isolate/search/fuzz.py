@@ -108,6 +108,9 @@ def ground(chance: Random, space: Space) -> Ground:
     caches += [(("q8_0", kind, "enabled"), 2.0) for kind in space.kv_types]
     cache: tuple[str, str, Any] = weighted(chance, caches)
     type_k, type_v, flash = cache
+    if recipe.latent and type_v != type_k:
+        # A quantized V needs flash attention.
+        type_v, flash = type_k, "enabled"
     slots = space.slots or weighted(chance, ((1, 1), (2, 4), (3, 4), (4, 1)))
     unified = chance.random() < 0.5
     room = chance.choice((1, 1, 2)) if recipe.window == 0 else chance.choice((1, 2, 3))

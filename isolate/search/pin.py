@@ -72,15 +72,14 @@ def supervisor(settings: Settings) -> Supervisor:
 def pin_all(jobs: list[Job], settings: Settings) -> Iterator[Result | IsolateError]:
     """Pin each job, in the order given, in one warm child while it lives.
 
-    A case that is not usable here is an error in its place; when it is the only one, the error is raised.
+    A case that is not usable here is an error in its place; a build that is not usable is raised.
     """
     with supervisor(settings) as children:
+        children.start()
         for job in jobs:
             try:
                 yield pin(children, job, settings)
             except IsolateError as error:
-                if len(jobs) == 1:
-                    raise
                 yield error
 
 
@@ -89,9 +88,9 @@ def pin(children: Supervisor, job: Job, settings: Settings) -> Result:
     seen: dict[Signature, list[Fault]] = {}
     outcome = None
     for _ in range(settings.repeat):
+        outcome = children.run(job.case, settings.check, job.folder)
         if settings.repeat > 1:
             children.fresh()
-        outcome = children.run(job.case, settings.check, job.folder)
         if outcome.fault is not None:
             seen.setdefault(outcome.fault.signature, []).append(outcome.fault)
     assert outcome is not None
