@@ -5,29 +5,37 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-#: How far the place of a share moves each of its draws around the circle: the golden ratio and roots of primes but 5, which
-#: never come round, together neither (additive recurrence, a low-discrepancy sequence). A ground takes at most as many draws.
-_STEPS = (0.6180339887, 0.3851648071, 0.7320508076, 0.4142135624, 0.6457513111, 0.3166247904, 0.6055512755, 0.1231056256,
-          0.3588989435, 0.7958315233, 0.5677643628, 0.0827625303)  # fmt: skip
+#: One for each draw of a ground. In the bases of different primes no two draws follow each other (Halton sequence).
+_BASES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+_FINE = 1e-9
 
 
 class Even(Random):
-    """The draws of share `place` of the campaign with this seed; the first draw of one is far from the first of the next."""
+    """The draws of share `place` of the campaign with this seed: digits of the place, turned round and mixed by the seed.
+
+    Mixed, since large bases are alike for as many places as they have digits (A. Owen, A randomized Halton algorithm in R).
+    """
 
     def __new__(cls, seed: int, place: int) -> Even:
         # Random itself takes one argument before Python 3.11.
         return super().__new__(cls)
 
     def __init__(self, seed: int, place: int) -> None:
-        super().__init__(f"{seed}:even")
+        super().__init__()
+        self.mixing = seed
         self.place = place
         self.draws = 0
 
     def random(self) -> float:
         """The next draw, from 0 to 1."""
-        step = _STEPS[self.draws % len(_STEPS)]
+        base, mixing = _BASES[self.draws % len(_BASES)], Random(f"{self.mixing}:even:{self.draws}")
         self.draws += 1
-        return (super().random() + self.place * step) % 1.0
+        drawn, rest, scale = 0.0, self.place, 1.0
+        while scale > _FINE:
+            scale /= base
+            drawn += scale * mixing.sample(range(base), base)[rest % base]
+            rest //= base
+        return drawn
 
     def choice(self, seq: Any) -> Any:
         """One of a sequence; like draws choose like places in it, as Random's own does not."""
