@@ -125,6 +125,7 @@ def test_of_cases_drawn_the_one_that_tries_most_that_is_new_is_run(monkeypatch: 
         plans = [Plan(seed, Space(slots=2, models=("llama",)), size=10) for seed in (1, 2, 3)]
         shares = [run_share(plan, 0, (), (), frozenset()) for plan in plans]
         tried[drawn] = sum(len(share.facts) for share in shares) / sum(share.steps for share in shares)
+    end_children()
     chosen, any_of_them = tried.values()
     assert chosen > 1.1 * any_of_them
 

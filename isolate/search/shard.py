@@ -32,8 +32,10 @@ from isolate.search.minimize import Limits, minimize
 from isolate.search.room import overfull
 from isolate.zoo import ZOO
 
-#: Cases in a share. One model and one set of settings serves all of them, so that noise is measured once.
+#: Cases in a share. Few models and settings serve all of them, so that noise is measured once for each.
 SIZE = 40
+#: Models with settings in a share, where guided: on one that can show a fault a few cases do.
+GROUNDS = 4
 #: Replays that reducing one finding may cost.
 REPLAYS = 250
 #: The same for a step that hangs: each costs the time limit.
@@ -190,19 +192,23 @@ class _Runner:
     def _cases(self) -> Iterator[tuple[Case, frozenset[int]]]:
         plan, chance = self.plan, self.chance
         going_on = plan.guided and not plan.hostile and self.kept and chance.random() < GUIDED_SHARES
+        from_here: list[Case] = []
         if going_on:
             first = chance.choice(self.kept)
-            here = Ground(first.model, first.context, first.api)
+            grounds = [Ground(first.model, first.context, first.api)]
             from_here = [
                 case
                 for case in self.kept
                 if (case.model, case.context, case.api) == (first.model, first.context, first.api)
             ]
+        elif plan.guided:
+            # All that there is to choose from comes soon.
+            first_place = GROUNDS * self.share.number
+            grounds = [ground(Even(plan.seed, first_place + number), plan.space) for number in range(GROUNDS)]
         else:
-            # Guided, all that there is to choose from comes soon; else as chance has it.
-            here = ground(Even(plan.seed, self.share.number) if plan.guided else chance, plan.space)
-            from_here = []
-        for _ in range(plan.size):
+            grounds = [ground(chance, plan.space)]
+        for index in range(plan.size):
+            here = grounds[index * len(grounds) // plan.size]
             if plan.hostile:
                 yield fuzz.hostile(chance, here, plan.space)
             else:
