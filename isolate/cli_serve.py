@@ -160,10 +160,17 @@ def _write(path: Path, text: str) -> None:
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...", type=click.UNPROCESSED)
 @click.option(
-    "--out", required=True, metavar="CASE", type=click.Path(path_type=Path), help="Where to write what it called."
-)
+    "--out", required=True, metavar="CASE", type=click.Path(path_type=Path), callback=writable,
+    help="Where to write what it called.",
+)  # fmt: skip
 @click.option("--target", default="cpu", metavar="dry:GPU", help="Simulate this GPU below a program made for CUDA.")
-@click.option("--trace", metavar="FILE", type=click.Path(path_type=Path), help="Also trace its CUDA calls into FILE.")
+@click.option(
+    "--trace",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    callback=writable,
+    help="Also trace its CUDA calls into FILE.",
+)
 @click.option("--build", metavar="DIR", help="The libllama it is linked with, where that cannot be told.")
 def record(command: tuple[str, ...], out: Path, target: str, trace: Path | None, build: str | None) -> None:
     """What did that real server call before it died?
@@ -171,8 +178,6 @@ def record(command: tuple[str, ...], out: Path, target: str, trace: Path | None,
     Starts COMMAND (a llama-server, or any program that is linked with a shared libllama) with a recorder in front of
     libllama, and writes what was called as a case when it has ended. Exit code 1: it died of a signal, or a CUDA call failed.
     """
-    if not out.parent.is_dir():
-        raise IsolateError(f"{out}: there is no folder {out.parent}")
     made = recorder.record(command, target, build, trace)
     try:
         made.case.write(out)

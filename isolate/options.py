@@ -33,9 +33,12 @@ def build_options(command: Command) -> Command:
     return command
 
 
-def writable(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+Place = TypeVar("Place", str | None, Path | None)
+
+
+def writable(context: click.Context, parameter: click.Parameter, value: Place) -> Place:
     """A file that can be written, as far as that is seen before the work is done; `-` for standard output."""
-    if value in (None, "-"):
+    if value is None or value == "-":
         return value
     place = Path(value)
     if place.is_dir():

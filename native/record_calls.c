@@ -1,6 +1,7 @@
 /* The calls of libllama that make a context, take and set states, and change the memory: each stands before the real one. */
 #include "record.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,12 +35,16 @@ ISOLATE_API void *llama_model_load_from_splits(const char **paths, size_t count,
     return model;
 }
 
+/* Contexts made and freed so far. */
+static _Atomic uint64_t contexts_changed;
+
 ISOLATE_API void *llama_init_from_model(void *model, struct params params) {
     RECORD_REAL(void *(*)(void *, struct params), "llama_init_from_model");
     BEGIN(RECORD_CONTEXT, &params, sizeof params, POINTER(model));
     void *context = real(model, params);
     RECORD_REAL_AS(size_of, uint32_t(*)(const void *), "llama_n_ctx");
     END(POINTER(context), context ? size_of(context) : 0, 0);
+    atomic_fetch_add(&contexts_changed, 1);
     return context;
 }
 
@@ -48,19 +53,24 @@ ISOLATE_API void llama_free(void *context) {
     BEGIN(RECORD_FREE, NULL, 0, POINTER(context));
     real(context);
     END(0, 0, 0);
+    atomic_fetch_add(&contexts_changed, 1);
 }
 
 ISOLATE_API void *llama_get_memory(const void *context) {
     RECORD_REAL(void *(*)(const void *), "llama_get_memory");
     static _Thread_local const void *last_context;
     static _Thread_local void *last;
+    static _Thread_local uint64_t last_change;
     bool outermost = record_enter();
     void *memory = real(context);
-    if (outermost && (context != last_context || memory != last)) {
+    /* A new context and its memory may lie where one that was freed did. */
+    uint64_t change = atomic_load(&contexts_changed);
+    if (outermost && (context != last_context || memory != last || change != last_change)) {
         const int64_t a[] = {POINTER(memory), POINTER(context)};
         record_write(RECORD_MEMORY, a, 2, NULL, 0);
         last_context = context;
         last = memory;
+        last_change = change;
     }
     record_leave();
     return memory;

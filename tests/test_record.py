@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from isolate import case as cases
-from isolate.case import Decode
+from isolate.case import Decode, SeqRm
 from isolate.cli import main
 from isolate.errors import IsolateError
 from isolate.library.find import find_build
@@ -163,6 +163,8 @@ def test_a_program_that_cannot_be_recorded_is_refused_in_one_sentence(tmp_path: 
     static = compiled(tmp_path, "static", "int main(void) {return 3;}\n", "-static")
     refused(recorder(out, static), "the recorder was not loaded into it; it ended with 3")
     refused(recorder(tmp_path / "none" / "case.json", "true"), "there is no folder")
+    code, said = isolate("record", "--out", out, "--trace", tmp_path / "none" / "t", "--", "true")
+    assert code == 2 and "there is no folder" in said
     assert not out.exists()
 
 
@@ -294,7 +296,11 @@ def test_the_reports_server_dies_on_the_dry_device_with_checkpoints_and_answers_
 STUB = """
 struct params { char bytes[512]; };
 static int context, memory;
+void *llama_model_load_from_file(const char *path, struct params params) { (void)path; (void)params; return &context + 1; }
 void *llama_init_from_model(void *model, struct params params) { (void)model; (void)params; return &context; }
+void llama_free(void *c) { (void)c; }
+struct batch { char bytes[56]; };
+int llama_decode(void *c, struct batch batch) { (void)c; (void)batch; return 0; }
 unsigned llama_n_ctx(const void *c) { (void)c; return 512; }
 void *llama_get_memory(const void *c) { (void)c; return &memory; }
 _Bool llama_memory_seq_rm(void *m, int slot, int p0, int p1) { (void)m; (void)p1; return (slot + p0) % 3 != 0; }
@@ -345,3 +351,48 @@ def test_calls_of_several_threads_are_all_there_and_whole(tmp_path: Path) -> Non
     assert library is not None
     assert Path(library.text()) == tmp_path / "libllama.so"
     assert check_program(client) == tmp_path / "libllama.so"
+
+
+AGAIN = """
+struct params { char bytes[512]; };
+struct batch { char bytes[56]; };
+int llama_decode(void *, struct batch);
+void *llama_model_load_from_file(const char *, struct params);
+void *llama_init_from_model(void *, struct params);
+void llama_free(void *);
+void *llama_get_memory(const void *);
+_Bool llama_memory_seq_rm(void *, int, int, int);
+int main(void) {
+    struct params params = {{0}};
+    for (int i = 0; i < 2; i++) {
+        void *context = llama_init_from_model(llama_model_load_from_file(i ? "second" : "first", params), params);
+        for (int removed = 0; removed <= i; removed++) {
+            llama_memory_seq_rm(llama_get_memory(context), 0, removed, -1);
+        }
+        if (i) {
+            llama_decode(context, (struct batch){{0}});
+        }
+        llama_free(context);
+    }
+}
+"""
+
+
+def test_a_model_and_a_context_where_others_were_that_were_freed_are_their_own(tmp_path: Path) -> None:
+    compiled(tmp_path, "libllama.so", STUB, "-shared", "-fPIC", "-Wl,-soname,libllama.so")
+    client = compiled(tmp_path, "again", AGAIN, f"-L{tmp_path}", "-lllama", f"-Wl,-rpath,{tmp_path}")
+    file = tmp_path / "calls"
+    file.touch()
+    environment = {**os.environ, "LD_PRELOAD": str(native_library("record")), "ISOLATE_RECORD": str(file)}
+    subprocess.run([client], env=environment, check=True)
+    found = steps_of(read(file))
+    assert found.model == "second"
+    assert [step.p0 for step in found.steps if isinstance(step, SeqRm)] == [0, 1]
+
+
+def test_a_program_whose_libraries_are_elsewhere_is_not_called_static(tmp_path: Path) -> None:
+    compiled(tmp_path, "libllama.so", STUB, "-shared", "-fPIC", "-Wl,-soname,libllama.so")
+    client = compiled(tmp_path, "again", AGAIN, f"-L{tmp_path}", "-lllama")
+    done = recorder(tmp_path / "case.json", client)
+    assert done.returncode == 2
+    assert "ended with 127: the linker found no library that it needs" in done.stderr.splitlines()[-1]

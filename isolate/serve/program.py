@@ -10,6 +10,8 @@ import mmap
 import os
 import shutil
 import stat
+import subprocess
+from functools import cache
 from pathlib import Path
 
 from isolate.errors import IsolateError
@@ -55,14 +57,14 @@ def check_program(path: Path) -> Path | None:
         return None
     if elf.machine != this_machine():
         raise RecordError(f"{path}: it is for {elf.machine}, this machine is {this_machine()}")
-    linked = linked_llama(path, elf)
-    if linked is None:
+    needed, linked = linked_llama(path, elf)
+    if not needed:
         _inside(path)
     return linked
 
 
-def linked_llama(path: Path, elf: Elf) -> Path | None:
-    """The libllama among the libraries that a program needs, directly or through others."""
+def linked_llama(path: Path, elf: Elf) -> tuple[bool, Path | None]:
+    """Whether a program needs a shared libllama, directly or through others, and where that is if it is found."""
     seen: set[str] = set()
     waiting = [(path, elf)]
     while waiting:
@@ -72,25 +74,41 @@ def linked_llama(path: Path, elf: Elf) -> Path | None:
                 continue
             seen.add(name)
             found = _library(name, owner, needs)
+            if name.startswith("libllama.so"):
+                return True, found
             if found is None:
                 continue
-            if name.startswith("libllama.so"):
-                return found
             try:
                 waiting.append((found, read_elf(found)))
             except (ElfError, OSError):
                 continue
-    return None
+    return False, None
 
 
 def _library(name: str, owner: Path, elf: Elf) -> Path | None:
-    """Where the linker finds a library: the folders of the file that needs it, LD_LIBRARY_PATH."""
+    """Where the linker finds a library: the folders of the file that needs it, LD_LIBRARY_PATH, what ldconfig found."""
     folders = [
         folder.replace("$ORIGIN", str(owner.parent)).replace("${ORIGIN}", str(owner.parent)) for folder in elf.search
     ]
     folders += [folder or "." for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":")]
-    places = (Path(folder, name) for folder in folders if folder)
+    places = [Path(folder, name) for folder in folders if folder]
+    places += [_cached()[name]] if name in _cached() else []
     return next((place.resolve() for place in places if place.is_file()), None)
+
+
+@cache
+def _cached() -> dict[str, Path]:
+    """The linker's cache: libraries in the system's folders, by name."""
+    try:
+        done = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False)
+    except OSError:
+        return {}
+    found: dict[str, Path] = {}
+    for line in done.stdout.splitlines():
+        name, arrow, place = line.strip().partition(" => ")
+        if arrow:
+            found.setdefault(name.split(" ")[0], Path(place))
+    return found
 
 
 def _inside(path: Path) -> None:

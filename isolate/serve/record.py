@@ -29,6 +29,9 @@ from isolate.trace.explain import cuda_fault
 from isolate.trace.origin import find_origin, went_on
 from isolate.trace.ring import Ring, native_library
 
+#: What the dynamic linker ends a program with that it cannot start, and a shell one that is not there.
+LOADER_FAILED = 127
+
 
 @dataclass(frozen=True)
 class Made:
@@ -110,9 +113,10 @@ def _made(word: str, file: Path, ring: Path | None, status: int, build: str | No
     recording = read(file)
     ended = f"; it ended with {status}" if status else ""
     if recording.first(Kind.OPENED) is None:
-        raise RecordError(
-            f"{word}: the recorder was not loaded into it{ended}: it is linked statically, or the system allows no LD_PRELOAD"
-        )
+        why = "it is linked statically, or the system allows no LD_PRELOAD"
+        if status == LOADER_FAILED:
+            why = "the linker found no library that it needs, or a script no program (it said so above)"
+        raise RecordError(f"{word}: the recorder was not loaded into it{ended}: {why}")
     if recording.first(Kind.CONTEXT) is None:
         why = "made no context" if recording.first(Kind.MODEL) else "called no libllama (or has it linked statically)"
         raise RecordError(f"{word}: it was started and {why}{ended}, so there is nothing to record")

@@ -63,7 +63,7 @@ def steps_of(recording: Recording) -> Recorded:
     writer = _Writer()
     for call in calls:
         writer.add(call)
-    model = next((c for c in recording.calls if c.kind == Kind.MODEL and c.result == context.a[0]), None)
+    model = _model_of(recording, context)
     library = recording.first(Kind.LIBRARY)
     others = sum(call.kind == Kind.CONTEXT for call in recording.calls) - 1
     if others:
@@ -79,6 +79,17 @@ def steps_of(recording: Recording) -> Recorded:
         writer.unfinished,
         writer.sizes,
     )
+
+
+def _model_of(recording: Recording, context: Call) -> Call | None:
+    """The call that loaded the context's model: the last before it, for a model may lie where one that was freed did."""
+    found = None
+    for call in recording.calls:
+        if call is context:
+            break
+        if (call.kind, call.process, call.result) == (Kind.MODEL, context.process, context.a[0]):
+            found = call
+    return found
 
 
 def _chosen(recording: Recording) -> tuple[Call, list[Call]]:

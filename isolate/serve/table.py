@@ -5,7 +5,7 @@ model = {zoo = "qwen35moe", type = "Q3_K"}
 check = ["logits"]              # oracles to ask after each step, or "all"; none when left out
 [server]                        # in every row; names of llama-server's options
 ctx-size = 61440
-[[rounds]]                      # one request a slot, together, when those of the round before are answered
+[[rounds]]                      # one request a slot, together, when the last request of the round before is answered
 prompt = {count = 1000, stride = 7, modulo = 120}
 differ = 13                     # added to `first` from slot to slot
 n-predict = 200
