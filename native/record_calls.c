@@ -11,6 +11,7 @@ struct params {
     uint8_t bytes[512];
 };
 
+#define SEQUENCE_SIZE "llama_state_seq_get_size"
 #define POINTER(value_) ((int64_t)(intptr_t)(value_))
 #define BEGIN(kind_, data_, size_, ...)                                                                     \
     const int64_t a[] = {__VA_ARGS__};                                                                      \
@@ -130,8 +131,33 @@ ISOLATE_API size_t llama_state_seq_load_file(void *context, const char *path, in
     return moved;
 }
 
+/* What they answer changes nothing, but they can die: a case then ends with the state itself. */
+ISOLATE_API size_t llama_state_seq_get_size_ext(void *context, int32_t sequence, uint32_t flags) {
+    RECORD_REAL(size_t(*)(void *, int32_t, uint32_t), "llama_state_seq_get_size_ext");
+    BEGIN(RECORD_OTHER, SEQUENCE_SIZE, strlen(SEQUENCE_SIZE), POINTER(context), sequence, flags);
+    size_t bytes = real(context, sequence, flags);
+    END(bytes, 0, 0);
+    return bytes;
+}
+
+ISOLATE_API size_t llama_state_seq_get_size(void *context, int32_t sequence) {
+    RECORD_REAL(size_t(*)(void *, int32_t), "llama_state_seq_get_size");
+    BEGIN(RECORD_OTHER, SEQUENCE_SIZE, strlen(SEQUENCE_SIZE), POINTER(context), sequence, 0);
+    size_t bytes = real(context, sequence);
+    END(bytes, 0, 0);
+    return bytes;
+}
+
 /* The state of a whole context has no step in a case. */
 #define OTHER(name_) BEGIN(RECORD_OTHER, name_, strlen(name_), POINTER(context))
+
+ISOLATE_API size_t llama_state_get_size(void *context) {
+    RECORD_REAL(size_t(*)(void *), "llama_state_get_size");
+    OTHER("llama_state_get_size");
+    size_t bytes = real(context);
+    END(bytes, 0, 0);
+    return bytes;
+}
 
 ISOLATE_API size_t llama_state_get_data(void *context, uint8_t *data, size_t size) {
     RECORD_REAL(size_t(*)(void *, uint8_t *, size_t), "llama_state_get_data");

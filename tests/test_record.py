@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from isolate import case as cases
-from isolate.case import Decode, SeqRm
+from isolate.case import Checkpoint, Decode, SeqRm
 from isolate.cli import main
 from isolate.errors import IsolateError
 from isolate.library.find import find_build
@@ -301,6 +301,12 @@ void *llama_init_from_model(void *model, struct params params) { (void)model; (v
 void llama_free(void *c) { (void)c; }
 struct batch { char bytes[56]; };
 int llama_decode(void *c, struct batch batch) { (void)c; (void)batch; return 0; }
+void abort(void);
+unsigned long llama_state_seq_get_size_ext(void *c, int slot, unsigned flags) {
+    (void)c; (void)flags;
+    if (slot < 0) { abort(); }
+    return 8;
+}
 unsigned llama_n_ctx(const void *c) { (void)c; return 512; }
 void *llama_get_memory(const void *c) { (void)c; return &memory; }
 _Bool llama_memory_seq_rm(void *m, int slot, int p0, int p1) { (void)m; (void)p1; return (slot + p0) % 3 != 0; }
@@ -396,3 +402,29 @@ def test_a_program_whose_libraries_are_elsewhere_is_not_called_static(tmp_path: 
     done = recorder(tmp_path / "case.json", client)
     assert done.returncode == 2
     assert "ended with 127: the linker found no library that it needs" in done.stderr.splitlines()[-1]
+
+
+SIZES = """
+struct params { char bytes[512]; };
+void *llama_init_from_model(void *, struct params);
+unsigned long llama_state_seq_get_size_ext(void *, int, unsigned);
+int main(void) {
+    struct params params = {{0}};
+    void *context = llama_init_from_model(0, params);
+    llama_state_seq_get_size_ext(context, 0, 2);
+    llama_state_seq_get_size_ext(context, -1, 2);
+}
+"""
+
+
+def test_a_death_while_a_size_is_asked_for_ends_the_case_and_a_size_that_is_told_is_no_step(tmp_path: Path) -> None:
+    compiled(tmp_path, "libllama.so", STUB, "-shared", "-fPIC", "-Wl,-soname,libllama.so")
+    client = compiled(tmp_path, "sizes", SIZES, f"-L{tmp_path}", "-lllama", f"-Wl,-rpath,{tmp_path}")
+    file = tmp_path / "calls"
+    file.touch()
+    environment = {**os.environ, "LD_PRELOAD": str(native_library("record")), "ISOLATE_RECORD": str(file)}
+    assert subprocess.run([client], env=environment, check=False).returncode == -signal.SIGABRT
+    found = steps_of(read(file))
+    assert found.unfinished
+    (step,) = found.steps
+    assert isinstance(step, Checkpoint) and (step.slot, step.flags) == (-1, ["on_device"])

@@ -52,7 +52,7 @@ def read_elf(path: Path) -> Elf:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return _parse(data)
-            except (struct.error, OverflowError, UnicodeDecodeError) as error:
+            except (struct.error, IndexError, OverflowError, UnicodeDecodeError) as error:
                 raise ElfError("a truncated or damaged ELF file") from error
 
 

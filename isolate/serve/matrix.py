@@ -58,8 +58,11 @@ class Kept:
         self.known: dict[str, Result] = {}
         if path is None or not path.exists():
             return
-        for line in path.read_bytes().splitlines():
-            # The last line may be half a line.
+        data = path.read_bytes()
+        if data and not data.endswith(b"\n"):
+            # The run was killed in the middle of a line: the next must not go on with it.
+            path.write_bytes(data[: data.rfind(b"\n") + 1])
+        for line in data.splitlines():
             with contextlib.suppress(msgspec.DecodeError):
                 entry = msgspec.json.decode(line, type=_Entry)
                 self.known[entry.key] = entry.result

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from isolate.case import Case, Context, Decode, Model
+from isolate.case import Case, Checkpoint, Context, Decode, Model, Save
 from isolate.fault import Fault, StepInFlight
 from isolate.replay.target import Target, child_environment, find
 from isolate.serve.program import RecordError, check_program, find_program
@@ -129,7 +129,9 @@ def _made(word: str, file: Path, ring: Path | None, status: int, build: str | No
     context = _context(found, build, target)
     about = "\n".join([f"Recorded from {Path(word).name}, {len(found.steps)} calls.", *found.notes])
     model = Model(file=str(Path(found.model).absolute()))
-    case = Case(isolate=1, model=model, steps=found.steps, about=about, context=context, api=found.api)
+    # llama.h speaks of one sequence: the state of all at once, by -1, oversteps it.
+    hostile = any(isinstance(step, Checkpoint | Save) and step.slot < 0 for step in found.steps)
+    case = Case(isolate=1, model=model, steps=found.steps, about=about, context=context, api=found.api, hostile=hostile)
     return Made(
         case,
         tuple(found.notes),

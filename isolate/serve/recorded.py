@@ -33,6 +33,7 @@ from isolate.steps import ends_after
 #: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY and _ON_DEVICE of llama.h
 _FLAGS: tuple[tuple[int, Flag], ...] = ((1, "partial_only"), (2, "on_device"))
 _PROCESS, _ENCODE = 2, 1
+_SEQUENCE_SIZE = "llama_state_seq_get_size"
 _IN_MEMORY = (Kind.SEQ_RM, Kind.SEQ_CP, Kind.SEQ_KEEP, Kind.SEQ_ADD, Kind.CLEAR)
 
 
@@ -175,6 +176,9 @@ class _Writer:
                 return SeqAdd(a[1], a[4], max(a[2], -1), max(a[3], -1))
             case Kind.CLEAR:
                 return Clear(bool(a[1]))
+            case _ if call.text() == _SEQUENCE_SIZE:
+                # The step of a state asks for its size first.
+                return self._taken(call) if call.result is None else None
             case _:
                 self.note(f"{call.text()} left out: a case has no step for it")
                 return None
