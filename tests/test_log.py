@@ -46,6 +46,24 @@ def test_a_log_gives_the_batches_checkpoints_and_restores_of_the_server(tmp_path
     assert CliRunner().invoke(main, ["run", str(out)]).exit_code == 0
 
 
+def test_a_prompt_that_came_back_from_the_prompt_cache_is_loaded_in_the_case(tmp_path: Path) -> None:
+    model, recorded, log, out = (tmp_path / name for name in ("model.gguf", "recorded.json", "log", "case.json"))
+    with Supervisor() as children:
+        children.make_model("llama", "F32", 1, model)
+    prompts = [[(7 * i + 13 * s) % 120 for i in range(700)] for s in range(2)]
+    with RunningServer(model, recorded, "-c", 4096, "-np", 1, "-lv", 4) as server:
+        for prompt in (prompts[0], prompts[1], prompts[0]):
+            server.complete([prompt], 3)
+    # As at the default level, where only the slot's part is told.
+    log.write_text("".join(line for line in server.output.splitlines(True) if "llama_context: n_ctx " not in line))
+    code, output = imported(log, out)
+    assert code == 0, output
+    case, real = cases.read(out), cases.read(recorded)
+    last = max(index for index, step in enumerate(real.steps) if isinstance(step, Clear))
+    assert shape(case.steps) == shape(real.steps[last + 1 :])
+    assert "load" in shape(case.steps) and case.context.n_ctx == 4096
+
+
 SHORT = """\
 0.00.206.778 I slot launch_slot_: id  1 | task 0 | processing task, is_child = 0
 0.00.217.181 I slot print_timing: id  1 | task 0 | prompt eval time = 8.46 ms /    10 tokens (    0.85 ms per token)

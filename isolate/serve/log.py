@@ -44,6 +44,10 @@ _OFF = {"ctx-checkpoints": "context checkpoints disabled", "cache-ram": "prompt 
 _WORDS = {"enabled": "on", "disabled": "off", "auto": "auto", "true": True, "false": False, "no limit": -1}
 _TASK = re.compile(r"id +(\d+) \| task (\d+) \|(.*)")
 _CHOSEN = re.compile(r"id +(\d+) \| task -?\d+ \| selected slot by LCP similarity, (?:f_)?sim_best = ([\d.]+)")
+_SLOT_CONTEXT = re.compile(r"n_ctx_slot = (\d+)")
+#: a state in the prompt cache, and that the one with most in common is taken
+_IN_CACHE = re.compile(r"- prompt with length +(\d+), lcp = +(\d+)")
+_TAKEN = "found better prompt with f_keep"
 _CHECKPOINT = re.compile(r"(created|restored) context checkpoint .*n_tokens = (\d+)")
 
 
@@ -60,6 +64,8 @@ class Logged:
     count: int = 0
     #: how many of them the slot had already
     shared: int = 0
+    #: tokens in the state that came back from the prompt cache first, and how many of them it shares; none: 0, 0
+    loaded: tuple[int, int] = (0, 0)
     generated: int = 1
     #: index of the last request that was answered before this one began
     after: int | None = None
@@ -71,6 +77,8 @@ class Log:
 
     settings: dict[str, Any] = field(default_factory=dict)
     architecture: str = ""
+    #: positions of one slot; 0: not said
+    slot_context: int = 0
     requests: list[Logged] = field(default_factory=list)
     #: ("checkpoint" or "restore", slot, tokens) in order
     states: list[tuple[str, int, int]] = field(default_factory=list)
@@ -98,8 +106,15 @@ def _parse(lines: list[str]) -> Log:
     tasks: dict[int, int] = {}
     alike: dict[int, float] = {}
     released: int | None = None
+    kept = loaded = (0, 0)
     for line in lines:
         _setting(log, line)
+        if "looking for better prompt" in line:
+            kept = (0, 0)
+        elif held := _IN_CACHE.search(line):
+            kept = max(kept, (int(held[1]), int(held[2])), key=lambda state: state[1])
+        elif _TAKEN in line:
+            loaded = kept
         if chosen := _CHOSEN.search(line):
             alike[int(chosen[1])] = float(chosen[2])
         said = _TASK.search(line)
@@ -115,6 +130,7 @@ def _parse(lines: list[str]) -> Log:
         if count := re.search(r"task\.n_tokens = (\d+)", text):
             request.count = int(count[1])
             request.shared = round(alike.pop(slot, 0.0) * request.count)
+            request.loaded, loaded = loaded, (0, 0)
         elif evaluated := re.search(r"prompt eval time = .*?/ +(\d+) tokens", text):
             request.count = request.count or int(evaluated[1])
         elif generated := re.search(r"(?<!prompt )eval time = .*?/ +(\d+) tokens", text):
@@ -131,6 +147,8 @@ def _setting(log: Log, line: str) -> None:
         if name not in log.settings and (found := re.search(pattern, line)):
             word = found[1]
             log.settings[name] = int(word) if word.isdigit() else _WORDS.get(word, word)
+    if found := _SLOT_CONTEXT.search(line):
+        log.slot_context = int(found[1])
     for name, words in _OFF.items():
         if words in line:
             log.settings[name] = 0
@@ -153,11 +171,14 @@ def case_of(log: Log) -> tuple[Case, list[str]]:
 
 
 def _options(log: Log, assumed: list[str]) -> Options:
-    left_out = sorted(set(_SETTINGS) - set(log.settings))
+    slots = max((request.slot for request in log.requests), default=0) + 1
+    said = {"parallel": slots, **log.settings}
+    if log.slot_context and "ctx-size" not in said:
+        said["ctx-size"] = log.slot_context * (1 if said.get("kv-unified") else said["parallel"])
+    left_out = sorted(set(_SETTINGS) - set(log.settings) - ({"ctx-size"} & said.keys()))
     if left_out:
         assumed.append(f"the log does not say {', '.join(left_out)}: the server's defaults")
-    slots = max((request.slot for request in log.requests), default=0) + 1
-    return options({"parallel": slots, **log.settings}, "the log")
+    return options(said, "the log")
 
 
 def _model(log: Log, assumed: list[str]) -> str:
@@ -172,20 +193,30 @@ def _model(log: Log, assumed: list[str]) -> str:
 
 def _requests(log: Log, assumed: list[str]) -> Iterator[Request]:
     held: dict[int, list[int]] = {}
+    #: tokens of a slot's prompt and answer together -> the prompts
+    states: dict[int, list[list[int]]] = {}
     unknown = 0
     for number, logged in enumerate(log.requests):
         if logged.count > MAX_PROMPT:
             raise LogError(f"a prompt of {logged.count} tokens is more than {MAX_PROMPT}")
         unknown += logged.count == 0
         own = Pattern(max(1, logged.count), 120, 13 * number % 120, 7).tokens()
-        before = held.get(logged.slot, [])
-        shared = min(logged.shared, len(before), len(own))
-        if shared < logged.shared:
+        before, wanted = held.get(logged.slot, []), logged.shared
+        length, common = logged.loaded
+        if common:
+            # What the slot itself holds is not brought back.
+            others = (state for state in reversed(states.get(length, [])) if state != before)
+            before, wanted = next(others, []), common
+        shared = min(wanted, len(before), len(own))
+        if shared < wanted:
+            held_by = "a state of the prompt cache" if common else "its slot"
             assumed.append(
-                f"request {number} shares {shared} tokens with its slot, not {logged.shared}: those generated are unknown"
+                f"request {number} shares {shared} tokens with {held_by}, not {wanted}: those generated are unknown"
             )
         prompt = [*before[:shared], *own[shared:]]
         held[logged.slot] = prompt
+        # The token generated last is not decoded.
+        states.setdefault(len(prompt) + logged.generated - 1, []).append(prompt)
         yield Request(prompt=prompt, n_predict=logged.generated, slot=logged.slot, after=logged.after)
     assumed.append("tokens of prompts, but for the beginnings that slots were said to share")
     assumed.append("a request arrives as soon as the one answered before it in the log is answered")
