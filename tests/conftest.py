@@ -52,4 +52,5 @@ def nothing_left() -> Iterator[None]:
     before, files = left_behind(), open_files()
     yield
     assert left_behind() == before
-    assert open_files() == files
+    # Fewer: what an earlier test's processes talked through was closed meanwhile.
+    assert open_files() <= files
