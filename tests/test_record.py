@@ -24,7 +24,7 @@ from isolate.library.find import find_build
 from isolate.replay.supervisor import Supervisor
 from isolate.serve.program import check_program
 from isolate.serve.record import ran_on
-from isolate.serve.recorded import steps_of
+from isolate.serve.recorded import Recorded, steps_of
 from isolate.serve.recording import Kind, Recording, read
 from isolate.trace.ring import Ring, native_library
 from tests import cuda_builds
@@ -359,6 +359,17 @@ def test_calls_of_several_threads_are_all_there_and_whole(tmp_path: Path) -> Non
     assert check_program(client) == tmp_path / "libllama.so"
 
 
+def recorded_with_stub(folder: Path, source: str) -> tuple[int, Recorded]:
+    """How a program that is linked with the stub ended, and the steps of what it called."""
+    compiled(folder, "libllama.so", STUB, "-shared", "-fPIC", "-Wl,-soname,libllama.so")
+    client = compiled(folder, "client", source, f"-L{folder}", "-lllama", f"-Wl,-rpath,{folder}")
+    file = folder / "calls"
+    file.touch()
+    environment = {**os.environ, "LD_PRELOAD": str(native_library("record")), "ISOLATE_RECORD": str(file)}
+    status = subprocess.run([client], env=environment, check=False).returncode
+    return status, steps_of(read(file))
+
+
 AGAIN = """
 struct params { char bytes[512]; };
 struct batch { char bytes[56]; };
@@ -385,13 +396,8 @@ int main(void) {
 
 
 def test_a_model_and_a_context_where_others_were_that_were_freed_are_their_own(tmp_path: Path) -> None:
-    compiled(tmp_path, "libllama.so", STUB, "-shared", "-fPIC", "-Wl,-soname,libllama.so")
-    client = compiled(tmp_path, "again", AGAIN, f"-L{tmp_path}", "-lllama", f"-Wl,-rpath,{tmp_path}")
-    file = tmp_path / "calls"
-    file.touch()
-    environment = {**os.environ, "LD_PRELOAD": str(native_library("record")), "ISOLATE_RECORD": str(file)}
-    subprocess.run([client], env=environment, check=True)
-    found = steps_of(read(file))
+    status, found = recorded_with_stub(tmp_path, AGAIN)
+    assert status == 0
     assert found.model == "second"
     assert [step.p0 for step in found.steps if isinstance(step, SeqRm)] == [0, 1]
 
@@ -418,13 +424,8 @@ int main(void) {
 
 
 def test_a_death_while_a_size_is_asked_for_ends_the_case_and_a_size_that_is_told_is_no_step(tmp_path: Path) -> None:
-    compiled(tmp_path, "libllama.so", STUB, "-shared", "-fPIC", "-Wl,-soname,libllama.so")
-    client = compiled(tmp_path, "sizes", SIZES, f"-L{tmp_path}", "-lllama", f"-Wl,-rpath,{tmp_path}")
-    file = tmp_path / "calls"
-    file.touch()
-    environment = {**os.environ, "LD_PRELOAD": str(native_library("record")), "ISOLATE_RECORD": str(file)}
-    assert subprocess.run([client], env=environment, check=False).returncode == -signal.SIGABRT
-    found = steps_of(read(file))
+    status, found = recorded_with_stub(tmp_path, SIZES)
+    assert status == -signal.SIGABRT
     assert found.unfinished
     (step,) = found.steps
     assert isinstance(step, Checkpoint) and (step.slot, step.flags) == (-1, ["on_device"])
